@@ -1,0 +1,33 @@
+package outbox
+
+import "time"
+
+// Record is one outgoing message as it stands in the outbox.
+type Record struct {
+	// ID is given by the source when the record is written; within a lane records
+	// are published in its order.
+	ID int64
+	// Topic is the logical topic.
+	Topic string
+	// UUID and Key identify the message. Both are stable: publishing the record twice
+	// sends the same identities, so the consumer removes the copy.
+	UUID string
+	Key  string
+	// OrderingKey is empty where the message has no order.
+	OrderingKey string
+	Metadata    map[string]string
+	Payload     []byte
+	// DeliverAt delays the record; it takes its place in the order when it is due. The zero time is now.
+	DeliverAt time.Time
+
+	// Scope and ParentKey name the message whose handling wrote the record; empty for
+	// records written outside a handler.
+	Scope     string
+	ParentKey string
+
+	// Set by the source.
+	CreatedAt time.Time
+	Attempts  int
+	Aside     bool   // set aside: it will not be published until somebody retries it
+	Reason    string // why the last attempt failed
+}
