@@ -45,7 +45,8 @@ type Source interface {
 	// Done removes records that the broker confirmed and routed.
 	Done(ctx context.Context, lane Lane, ids []int64) error
 
-	// Failed notes failures: attempts grow by one, and the record waits for retryIn, or is set aside.
+	// Failed notes failures: attempts grow by one (unless the failure is uncounted), and the record waits for
+	// RetryIn, or is set aside.
 	Failed(ctx context.Context, lane Lane, failures []Failure) error
 
 	// Wake returns a channel that gets a value (without blocking the sender, coalesced)
@@ -73,6 +74,8 @@ type Failure struct {
 	Reason  string // at most 1 KiB is kept
 	RetryIn time.Duration
 	Aside   bool
+	// Uncounted leaves the record's attempts as they are: the failure was the broker's, not the record's.
+	Uncounted bool
 }
 
 // Status is the state of an outbox at one moment.

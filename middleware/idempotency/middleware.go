@@ -1,0 +1,132 @@
+package idempotency
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+)
+
+type txKey struct{}
+
+// TxFrom returns the transaction of the message that is being handled. The bool is false outside
+// the middleware. Effects that go through it happen exactly once.
+func TxFrom(ctx context.Context) (*Tx, bool) {
+	tx, ok := ctx.Value(txKey{}).(*Tx)
+	return tx, ok
+}
+
+// Middleware is the engine as a Watermill router middleware. A transactional handler is the router's own
+// HandlerFunc: it takes its transaction with TxFrom(msg.Context()), stores a result with SetResult, and the messages that it
+// returns go to the outbox under the router's publish topic, never to the router's publisher. With an External binding the HandlerFunc is not called.
+//
+// The engine must be the innermost middleware: retry and dead letters are its own.
+func (e *Engine) Middleware(h message.HandlerFunc) message.HandlerFunc {
+	if e.binding.External == nil && e.binding.Handler == nil {
+		e.binding.Handler = adopt(h)
+	}
+	return func(msg *message.Message) ([]*message.Message, error) {
+		return nil, e.Process(msg)
+	}
+}
+
+// adopt makes a Handler of a Watermill HandlerFunc.
+func adopt(h message.HandlerFunc) Handler {
+	return func(ctx context.Context, tx *Tx, msg *message.Message) (any, error) {
+		msg.SetContext(context.WithValue(ctx, txKey{}, tx))
+		produced, err := h(msg)
+		if err != nil || len(produced) == 0 {
+			return nil, err
+		}
+		topic := message.PublishTopicFromCtx(msg.Context())
+		if topic == "" {
+			return nil, errors.New("the handler returns messages, but the router gives it no publish topic: use AddHandler")
+		}
+		for _, p := range produced {
+			if err := tx.Publish(ctx, topic, p); err != nil {
+				return nil, err
+			}
+		}
+		return nil, nil
+	}
+}
+
+// Router makes a middleware for a whole router: each handler gets an engine with a scope of its own, made from
+// base by the handler's name. It is for routers without the rest of Oncemill; see Engine.Middleware.
+type Router struct {
+	base Config
+	mu   sync.Mutex
+	made map[string]*Engine
+}
+
+// NewRouter returns a router middleware. base.Binding.Scope is the service's name and begins every scope.
+func NewRouter(base Config) (*Router, error) {
+	probe := base
+	probe.Binding.Scope = base.Binding.Scope + "/probe"
+	if _, err := New(probe); err != nil {
+		return nil, err
+	}
+	if base.Gate == nil {
+		base.Gate = &Gate{}
+	}
+	return &Router{base: base, made: map[string]*Engine{}}, nil
+}
+
+// Middleware is for message.Router.AddMiddleware.
+func (r *Router) Middleware(h message.HandlerFunc) message.HandlerFunc {
+	return func(msg *message.Message) ([]*message.Message, error) {
+		e, err := r.engine(msg.Context(), h)
+		if err != nil {
+			return nil, err
+		}
+		return nil, e.Process(msg)
+	}
+}
+
+// engine returns the engine of the handler that ctx names.
+func (r *Router) engine(ctx context.Context, h message.HandlerFunc) (*Engine, error) {
+	name := message.HandlerNameFromCtx(ctx)
+	if name == "" {
+		return nil, errors.New("idempotency: the message did not come through a router's handler")
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if e, ok := r.made[name]; ok {
+		return e, nil
+	}
+	cfg := r.base
+	cfg.Binding.Scope += "/" + name
+	cfg.Binding.Topic = message.SubscribeTopicFromCtx(ctx)
+	cfg.Binding.Handler = adopt(h)
+	e, err := New(cfg)
+	if err != nil {
+		return nil, err
+	}
+	r.made[name] = e
+	return e, nil
+}
+
+// Engines returns the engines made so far; the application's feeder needs them.
+func (r *Router) Engines() map[string]*Engine {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	engines := make(map[string]*Engine, len(r.made))
+	for name, e := range r.made {
+		engines[name] = e
+	}
+	return engines
+}
+
+// Stop stops every engine and waits for them as Engine.Wait does.
+func (r *Router) Stop(ctx context.Context) error {
+	engines := r.Engines()
+	for _, e := range engines {
+		e.Stop()
+	}
+	var errs []error
+	for _, e := range engines {
+		errs = append(errs, e.Wait(ctx))
+	}
+	return errors.Join(errs...)
+}
