@@ -8,8 +8,8 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/oncemill/oncemill/config"
 	"github.com/oncemill/oncemill/handlers"
-	"github.com/oncemill/oncemill/middleware/envelope"
 	"github.com/oncemill/oncemill/middleware/idempotency"
 )
 
@@ -46,39 +46,14 @@ func routed(*message.Message) error {
 	return errors.New("the router called a handler past the engine")
 }
 
-// binding is one handler of the running configuration, with everything that the engine, the broker and the start-up gate must know.
-type binding struct {
-	plugin handlers.Plugin
-	decl   handlers.Binding
-	engine idempotency.Binding
-	name   string
-	topic  string
-	group  string
-	order  bool
-	keySpec string
-}
-
-// scopeOf is the scope of a binding; group names its queue, consumer group or durable.
-func scopeOf(service, name string) string { return service + "/" + name }
-
-func groupOf(scope string) string {
-	group := []byte(scope)
-	for i, c := range group {
-		if c == '/' {
-			group[i] = '.'
-		}
-	}
-	return string(group)
-}
-
 // bind opens the plugins and makes the bindings that the configuration enables. All problems are reported at once.
-func bind(set Set, cfg *Config) ([]binding, error) {
+func bind(set Set, cfg *config.Config) ([]binding, error) {
 	var all []binding
 	var errs []error
 	scopes := map[string]string{}
 	for _, p := range set.Plugins {
 		section := cfg.Plugins[p.Name]
-		if !section.enabled() {
+		if !section.On() {
 			continue
 		}
 		declared := handlers.NewBindings(p.Name)
@@ -87,12 +62,12 @@ func bind(set Set, cfg *Config) ([]binding, error) {
 			continue
 		}
 		for _, decl := range declared.List() {
-			b, enabled, err := bindOne(cfg, p, decl)
-			if err != nil {
-				errs = append(errs, fmt.Errorf("binding %s: %w", decl.Name, err))
+			if !cfg.Bindings[decl.Name].On() {
 				continue
 			}
-			if !enabled {
+			b, err := bindOne(cfg, p, decl)
+			if err != nil {
+				errs = append(errs, fmt.Errorf("binding %s: %w", decl.Name, err))
 				continue
 			}
 			if other, taken := scopes[b.engine.Scope]; taken {
@@ -106,17 +81,4 @@ func bind(set Set, cfg *Config) ([]binding, error) {
 		errs = append(errs, errors.New("no binding is enabled: nothing would be consumed"))
 	}
 	return all, errors.Join(errs...)
-}
-
-func parseKeys(key, missing, print string) (envelope.KeySource, envelope.MissingKey, envelope.Fingerprint, error) {
-	source, err := envelope.ParseKeySource(key)
-	if err != nil {
-		return nil, "", nil, err
-	}
-	policy, err := envelope.ParseMissingKey(missing)
-	if err != nil {
-		return nil, "", nil, err
-	}
-	fingerprint, err := envelope.ParseFingerprint(print)
-	return source, policy, fingerprint, err
 }

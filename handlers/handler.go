@@ -68,13 +68,18 @@ const (
 )
 
 // Key is the identity for a provider: a function of scope and idempotency key, the same on every attempt.
-type Key struct{ scope, key string }
+type Key struct {
+	scope, key string
+	sub        []string
+}
 
 // NewKey derives the key of a message; the engine does it.
-func NewKey(scope, key string) Key { return Key{scope, key} }
+func NewKey(scope, key string) Key { return Key{scope: scope, key: key} }
 
 // String returns the key as a UUID.
-func (k Key) String() string { return envelope.DeriveUUID(k.scope, k.key, -1) }
+func (k Key) String() string { return envelope.Downstream(k.scope, k.key, k.sub...) }
 
-// Sub returns the identity of one of several calls, such as "capture".
-func (k Key) Sub(name string) Key { return Key{k.scope + "\x00" + name, k.key} }
+// Sub returns the identity of one of several calls for one message, such as "capture".
+func (k Key) Sub(name string) Key {
+	return Key{scope: k.scope, key: k.key, sub: append(append([]string(nil), k.sub...), name)}
+}

@@ -30,8 +30,8 @@ type Delivery struct {
 	// assignment, as many as can be in flight.
 	Redelivered bool
 
-	// Apart names the headers that have no text form (null, bool, table, array) with
-	// their kind. They are not in the metadata: a null header is a missing one.
+	// Apart names the headers that have no text form with their kind: "null", "bool", "table",
+	// "array", or "bytes" where they are not valid UTF-8. They are not in the metadata: a null header is a missing one.
 	Apart map[string]string
 }
 

@@ -54,6 +54,8 @@ type Engine struct {
 	stop     context.CancelCauseFunc
 	aborted  context.Context // what runs is cut off
 	abort    context.CancelCauseFunc
+	door     sync.Mutex     // guards closed and entering
+	closed   bool           // nobody enters any more
 	inside   sync.WaitGroup // messages in the engine
 	running  sync.WaitGroup // handlers' goroutines, abandoned ones included
 }
@@ -96,7 +98,9 @@ func New(cfg Config) (*Engine, error) {
 // letter or its parked copy is durable, or it was a duplicate. An error means that the message goes back to its
 // broker (nack); that happens only when the engine stops or the delivery was taken away.
 func (e *Engine) Process(msg *message.Message) error {
-	e.inside.Add(1)
+	if !e.enter() {
+		return errHandBack
+	}
 	defer e.inside.Done()
 	wait, cancel := joined(msg.Context(), e.stopping)
 	defer cancel()
@@ -111,12 +115,25 @@ func (e *Engine) Process(msg *message.Message) error {
 // RunParked takes a leased row through the engine; the row is settled in the store: removed with its effect, postponed, or turned into a
 // dead letter. The error says that it was not, because the engine stops or the store does not answer.
 func (e *Engine) RunParked(ctx context.Context, row parking.Leased) error {
-	e.inside.Add(1)
+	if !e.enter() {
+		return errHandBack
+	}
 	defer e.inside.Done()
 	wait, cancel := joined(ctx, e.stopping)
 	defer cancel()
 	j, violation := e.openParked(row)
 	return e.finish(wait, j, violation)
+}
+
+// enter counts a message in, unless the engine has stopped.
+func (e *Engine) enter() bool {
+	e.door.Lock()
+	defer e.door.Unlock()
+	if e.closed {
+		return false
+	}
+	e.inside.Add(1)
+	return true
 }
 
 // finish drives a job to its end and answers for the broker.
@@ -232,7 +249,12 @@ func joined(ctx, other context.Context) (context.Context, func()) {
 
 // Stop lets nothing new begin: messages that wait for their turn, a slot or a retry are handed back, those whose handler runs
 // finish. It returns at once; Wait waits.
-func (e *Engine) Stop() { e.stop(errHandBack) }
+func (e *Engine) Stop() {
+	e.door.Lock()
+	e.closed = true
+	e.door.Unlock()
+	e.stop(errHandBack)
+}
 
 // Wait waits, after Stop, until every message has left the engine. When ctx ends before, running handlers are
 // cut off (their contexts end, their transactions roll back) and ctx's error is returned.

@@ -196,6 +196,17 @@ func (r Retry) backoff(failures int) time.Duration {
 	return d/2 + jitter(d/2)
 }
 
+// Longest is about how long a message can be on its way through all its attempts.
+func (r Retry) Longest() time.Duration {
+	r = Binding{Retry: r}.withDefaults().Retry
+	total, d := time.Duration(0), r.First
+	for range r.Attempts - 1 {
+		total += d
+		d = min(2*d, r.Max)
+	}
+	return total
+}
+
 func jitter(d time.Duration) time.Duration {
 	if d <= 0 {
 		return 0

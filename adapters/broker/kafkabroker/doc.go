@@ -1,0 +1,39 @@
+// Package kafkabroker is the adapter for Apache Kafka, on the client library sarama. A topic's partitions are
+// its shards: the ordering key is the record key, and the partition is chosen as Java clients choose it, so foreign
+// producers of the same key land in the same partition. Headers are those of watermill-kafka, so plain
+// Watermill programs and Oncemill read each other's messages.
+//
+// # Guarantees
+//
+// Publishing: a nil outcome says that the record is in all in-sync replicas (acks=all, idempotent producer). An
+// error says that it is not, or that it is unknown whether it is; publishing the message again may double it, under its
+// same identities. A record that the cluster refuses for its size fails with outbox.ErrUnpublishable; a topic that
+// does not exist is made (topology "declare") or fails with outbox.ErrUnroutable. How much a confirmed record
+// survives is the topic's replication: Capabilities says so, with caveats for topics with one replica.
+//
+// Consuming: a group starts at the oldest record and sees committed records only. Many records of a partition are in
+// flight, acks come in any order, and the committed offset never passes a record that is not settled, also when it was
+// nacked. A nacked record is delivered again in this process after a delay (100 ms, growing to 5 s); records behind
+// it with the same key wait for it, others go on.
+//
+// At most Window records of a partition are delivered beyond its committed offset. Each commit carries, as its metadata,
+// the offset below which records may have been delivered; the next owner of the partition marks those
+// as redelivered. So after a crash at most Window records of a partition are suspects, after a clean stop none.
+//
+// Order: records of one key reach one replica at a time, in their order. The adapter hands over many of them at once and
+// does not wait for one to be settled before the next.
+//
+// A rebalance takes all partitions of a group's members (sticky assignment, eager protocol: most come back). When it
+// begins nothing more is handed over; handlers that are running have SettleTimeout to finish, under a
+// living context, and what they settled is committed; then the contexts of the others end and their late acks are
+// ignored. So no handler holds a rebalance for longer. When the member was thrown out of the group (a pause
+// longer than SessionTimeout) the contexts end at once, and nothing is committed for the lost generation: the group coordinator
+// refuses it.
+//
+// What a crash does at each step: before the commit of an offset its record is delivered again, to whoever owns the partition
+// next; after it, never. Between publishing and the outcome the record may be there or not.
+//
+// Not promised: order between keys or partitions, and order for a key whose topic gets more partitions. A
+// topic's retention removes records, consumed or not. Kafka forgets a group's offsets some time (default 7 days) after
+// its last member left; CommittedOffsets lets a start-up gate ask before it begins at the oldest record again.
+package kafkabroker

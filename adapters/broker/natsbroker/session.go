@@ -1,0 +1,179 @@
+package natsbroker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+var errConnectionChanged = errors.New("the connection was lost")
+
+// consume holds one session after the other until the stop.
+func (s *subscriber) consume(ctx context.Context) {
+	failures := 0
+	for !s.isStopping() {
+		began := time.Now()
+		err := s.turn(ctx)
+		if s.isStopping() {
+			return
+		}
+		s.setProblem(fmt.Errorf("nats: %w", err))
+		if !errors.Is(err, errConnectionChanged) && !errors.Is(err, errGap) {
+			s.logger.Warn("nats subscription is interrupted", slog.Any("err", err))
+		}
+		if time.Since(began) > 10*time.Second {
+			failures = 0
+		}
+		failures++
+		select {
+		case <-time.After(reconnectDelay(failures, 2*time.Second)):
+		case <-s.stop:
+		}
+	}
+}
+
+// turn holds one session: from a connection, and for an ordered subscription the lease, to the loss of either.
+func (s *subscriber) turn(ctx context.Context) error {
+	if _, err := s.b.link.await(ctx); err != nil {
+		return err
+	}
+	if s.order != nil {
+		if err := s.holdLease(ctx); err != nil {
+			return err
+		}
+	}
+	_, up, change := s.b.link.state()
+	if !up {
+		return errConnectionChanged
+	}
+	info, err := s.open(ctx)
+	if err != nil {
+		return err
+	}
+	expiry := pullExpiry
+	if s.order != nil {
+		expiry = pullExpiryOrdered
+	}
+	p, err := newPull(s.b.link.nc, info.Stream, info.Name, expiry, s.arrive)
+	if err != nil {
+		return err
+	}
+	defer p.close()
+	if s.order != nil {
+		if err := s.resync(ctx, p, info, change); err != nil {
+			return err
+		}
+	}
+	s.setProblem(nil)
+	return s.pump(p, change)
+}
+
+// open finds or makes the consumer and reads where it stands.
+func (s *subscriber) open(ctx context.Context) (*jetstream.ConsumerInfo, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*requestTimeout)
+	defer cancel()
+	consumer, err := s.b.topology.consumer(ctx, s.sub)
+	if err != nil {
+		return nil, err
+	}
+	info := consumer.CachedInfo()
+	stream, err := s.b.link.js.Stream(ctx, info.Stream)
+	if err != nil {
+		return nil, fmt.Errorf("reading stream %s: %w", info.Stream, err)
+	}
+	if err := s.openMark(info); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sessions++
+	s.session = fmt.Sprintf("%s/%d", s.b.link.name(), s.sessions)
+	// The stream's birth tells it from one of the same name whose numbers began anew.
+	s.identity = fmt.Sprintf("%s/%d", info.Stream, stream.CachedInfo().Created.Unix())
+	if info.Config.AckWait > 0 {
+		s.ackWait = info.Config.AckWait
+	}
+	if s.mark != nil {
+		s.marked = s.mark.value()
+	}
+	s.dropForgotten(info.Delivered.Stream)
+	return info, nil
+}
+
+// openMark opens the memory of what was handed over, for a server that may forget it.
+func (s *subscriber) openMark(info *jetstream.ConsumerInfo) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.b.marks == nil || s.mark != nil {
+		return nil
+	}
+	m, err := s.b.marks(info.Stream, info.Name)
+	if err != nil {
+		return fmt.Errorf("opening the consumer's mark: %w", err)
+	}
+	s.mark = m
+	return nil
+}
+
+// dropForgotten ends the settlement of deliveries that a restarted server does not remember: it ignores them, and
+// delivers the messages again. The lock is held.
+func (s *subscriber) dropForgotten(delivered uint64) {
+	for seq, d := range s.held {
+		if seq > delivered && d.settling {
+			d.take()
+		}
+	}
+}
+
+// pump asks for as many messages as there are free slots, until something ends the session.
+func (s *subscriber) pump(p *pull, change <-chan struct{}) error {
+	watch := time.NewTicker(time.Second)
+	defer watch.Stop()
+	for {
+		if n := s.wanted(p); n > 0 {
+			if err := p.ask(n, false); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-s.freed:
+		case <-p.changed:
+		case err := <-p.failed:
+			return err
+		case <-watch.C:
+			if p.silent() {
+				return errPullSilent
+			}
+			if s.gapSeen() {
+				return errGap
+			}
+		case <-s.leaseLost():
+			s.takeAway()
+			return errLeaseLost
+		case <-change:
+			return errConnectionChanged
+		case <-s.stop:
+			return nil
+		}
+		if s.gapSeen() {
+			return errGap
+		}
+	}
+}
+
+// wanted is how many messages to ask for: the free slots, but not in crumbs.
+func (s *subscriber) wanted(p *pull) int {
+	s.mu.Lock()
+	held := len(s.held)
+	s.mu.Unlock()
+	outstanding := p.outstanding()
+	free := s.sub.InFlight - held - outstanding
+	if outstanding > 0 && free < max(1, s.sub.InFlight/4) {
+		return 0
+	}
+	return free
+}

@@ -1,0 +1,230 @@
+package rabbitbroker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/oncemill/oncemill/adapters/broker"
+	"github.com/oncemill/oncemill/middleware/envelope"
+	"github.com/oncemill/oncemill/middleware/outbox"
+)
+
+// publisher publishes with confirms and the mandatory flag.
+type publisher struct {
+	b    *rabbit
+	pool *pool
+}
+
+var _ broker.Publisher = (*publisher)(nil)
+
+// outgoing is one valid message of a batch.
+type outgoing struct {
+	index int // in the batch
+	uuid  string
+	amqp  amqp.Publishing
+}
+
+// Publish is PublishBatch on the first message's context.
+func (p *publisher) Publish(topic string, msgs ...*message.Message) error {
+	if len(msgs) == 0 {
+		return nil
+	}
+	return errors.Join(p.PublishBatch(msgs[0].Context(), topic, msgs)...)
+}
+
+// Close does nothing: the broker closes its publisher.
+func (p *publisher) Close() error { return nil }
+
+// PublishBatch writes all messages before it waits for their confirms. See outbox.Publisher.
+func (p *publisher) PublishBatch(ctx context.Context, topic string, msgs []*message.Message) []error {
+	errs := make([]error, len(msgs))
+	fail := func(batch []outgoing, err error) {
+		for _, out := range batch {
+			errs[out.index] = fmt.Errorf("publishing message %s to %s: %w", out.uuid, topic, err)
+		}
+	}
+	batch := p.prepare(topic, msgs, errs)
+	ctx, cancel := context.WithTimeoutCause(ctx, p.b.cfg.PublishTimeout,
+		fmt.Errorf("not confirmed within %s: %w", p.b.cfg.PublishTimeout, context.DeadlineExceeded))
+	defer cancel()
+	for len(batch) > 0 {
+		part := batch[:min(len(batch), chunk)]
+		batch = batch[len(part):]
+		outcomes, err := p.publish(ctx, topic, part)
+		if err != nil {
+			fail(part, err)
+			fail(batch, err)
+			return errs
+		}
+		for i, err := range outcomes {
+			if err != nil {
+				fail(part[i:i+1], err)
+			}
+		}
+	}
+	return errs
+}
+
+// prepare checks the messages and encodes what passes; it writes the others' errors.
+func (p *publisher) prepare(topic string, msgs []*message.Message, errs []error) []outgoing {
+	limits := envelope.Limits{MaxPayload: p.b.opts.MaxPayload}
+	batch := make([]outgoing, 0, len(msgs))
+	topicErr := envelope.ValidateTopic(topic)
+	for i, msg := range msgs {
+		msg = envelope.Prepare(msg)
+		err := topicErr
+		if err == nil {
+			err = envelope.ValidateMessage(msg, limits)
+		}
+		out := outgoing{index: i, uuid: msg.UUID}
+		if err == nil {
+			out.amqp, err = encode(msg)
+		}
+		if err != nil {
+			errs[i] = fmt.Errorf("publishing to %.50q: %w", topic, err)
+			continue
+		}
+		batch = append(batch, out)
+	}
+	return batch
+}
+
+// publish publishes at most a chunk of messages and returns one error for each, or the error of all.
+func (p *publisher) publish(ctx context.Context, topic string, part []outgoing) ([]error, error) {
+	type result struct {
+		outcomes []error
+		err      error
+	}
+	done := make(chan result, 1)
+	// A write blocks without regard to ctx while the broker does not read: the goroutine stays behind then, with its
+	// place in the pool, until the broker reads again or the connection ends.
+	if !p.b.start(func() {
+		outcomes, err := p.onChannel(ctx, topic, part)
+		done <- result{outcomes, err}
+	}) {
+		return nil, errClosed
+	}
+	select {
+	case r := <-done:
+		return r.outcomes, r.err
+	case <-ctx.Done():
+	}
+	// The confirms that came in time are worth a moment.
+	select {
+	case r := <-done:
+		return r.outcomes, r.err
+	case <-time.After(100 * time.Millisecond):
+		return nil, context.Cause(ctx)
+	}
+}
+
+func (p *publisher) onChannel(ctx context.Context, topic string, part []outgoing) ([]error, error) {
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	c, err := p.pool.take(ctx)
+	if err != nil {
+		return nil, causeOf(ctx, err)
+	}
+	outcomes, err := p.exchange(ctx, c, topic, part)
+	if err != nil || slices.ContainsFunc(outcomes, isLost) {
+		// Confirms may still be on their way: nobody may use the channel again.
+		_ = c.Close()
+		c = nil
+	}
+	p.pool.release(c)
+	return outcomes, err
+}
+
+// exchange writes the messages and gathers their confirms and returns.
+func (p *publisher) exchange(ctx context.Context, c *channel, topic string, part []outgoing) ([]error, error) {
+	if err := c.alarm.wait(ctx); err != nil {
+		return nil, fmt.Errorf("the broker holds back publishers (memory or disk alarm): %w", causeOf(ctx, err))
+	}
+	if err := p.ready(c, topic); err != nil {
+		return nil, err
+	}
+	place := p.b.cfg.place(topic)
+	outcomes := make([]error, len(part))
+	confirms := make([]*amqp.DeferredConfirmation, len(part))
+	for i, out := range part {
+		confirm, err := c.PublishWithDeferredConfirm(place.exchange, place.key, true, false, out.amqp)
+		if err != nil {
+			for ; i < len(part); i++ {
+				outcomes[i] = &lostError{err}
+			}
+			break
+		}
+		confirms[i] = confirm
+	}
+	for i, confirm := range confirms {
+		if confirm != nil {
+			outcomes[i] = outcome(ctx, c, confirm)
+		}
+	}
+	if back := c.unroutable(); back != nil {
+		delete(c.ready, topic) // a queue that was deleted is declared again
+		for i, out := range part {
+			if outcomes[i] == nil && back[out.uuid] {
+				outcomes[i] = fmt.Errorf("%w: exchange %q, routing key %q: declare the topic's groups, or bind a queue", outbox.ErrUnroutable, place.exchange, place.key)
+			}
+		}
+	}
+	return outcomes, nil
+}
+
+func outcome(ctx context.Context, c *channel, confirm *amqp.DeferredConfirmation) error {
+	acked, err := confirm.WaitContext(ctx)
+	switch {
+	case acked:
+		return nil
+	case err != nil:
+		return &lostError{causeOf(ctx, err)}
+	case c.IsClosed():
+		return &lostError{c.fault()}
+	}
+	return errors.New("the broker refused the message (queue full, or an internal error)")
+}
+
+// ready declares what the topic needs, once for each channel: what another client deleted meanwhile comes back
+// with the next channel.
+func (p *publisher) ready(c *channel, topic string) error {
+	if c.ready[topic] || p.b.cfg.Topology != Declare {
+		return nil
+	}
+	if err := p.b.cfg.prepareExchange(c.Channel, topic); err != nil {
+		return err
+	}
+	for _, sub := range p.b.known(topic) {
+		if err := p.b.cfg.prepareQueue(c.Channel, sub); err != nil {
+			return err
+		}
+	}
+	c.ready[topic] = true
+	return nil
+}
+
+// lostError is the error of a message whose outcome is not known, or that was not sent; its channel is given up.
+type lostError struct{ err error }
+
+func (e *lostError) Error() string { return "not confirmed, the outcome is unknown: " + e.err.Error() }
+func (e *lostError) Unwrap() error { return e.err }
+
+func isLost(err error) bool {
+	var lost *lostError
+	return errors.As(err, &lost)
+}
+
+// causeOf returns why ctx ended where it did, else err.
+func causeOf(ctx context.Context, err error) error {
+	if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
+		return context.Cause(ctx)
+	}
+	return err
+}

@@ -1,0 +1,78 @@
+package sqlcore
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jmoiron/sqlx"
+
+	"github.com/oncemill/oncemill/middleware/keystore"
+)
+
+// Keys is the store of keys. Safe for concurrent use.
+type Keys struct{ *Core }
+
+var _ keystore.Store = (*Keys)(nil)
+
+// Classify implements keystore.Store.
+func (k *Keys) Classify(err error) keystore.Fault {
+	if Contended(err) {
+		return keystore.FaultContention
+	}
+	return k.dialect.Classify(err)
+}
+
+// Capabilities implements keystore.Store.
+func (k *Keys) Capabilities() keystore.Capabilities { return k.caps }
+
+// Begin implements keystore.Transactional.
+func (k *Keys) Begin(ctx context.Context, opts keystore.TxOptions) (keystore.Tx, error) {
+	t, err := k.begin(ctx, opts)
+	if err != nil {
+		return nil, fmt.Errorf("begin a transaction: %w", err)
+	}
+	return t, nil
+}
+
+func (k *Keys) begin(ctx context.Context, opts keystore.TxOptions) (*tx, error) {
+	s, err := k.sender.Begin(ctx, opts)
+	if err != nil {
+		return nil, err
+	}
+	return &tx{core: k.Core, session: s, held: map[keystore.ID]held{}}, nil
+}
+
+// tx is one transaction over a group of messages.
+type tx struct {
+	core    *Core
+	session Session
+	held    map[keystore.ID]held
+}
+
+var _ keystore.Tx = (*tx)(nil)
+
+// SQL implements keystore.Tx.
+func (t *tx) SQL() *sqlx.Tx { return t.session.SQL() }
+
+// Rollback implements keystore.Tx.
+func (t *tx) Rollback() error { return t.session.Rollback() }
+
+// Claim implements keystore.Tx.
+func (t *tx) Claim(ctx context.Context, claims []keystore.Claim) ([]keystore.Verdict, error) {
+	if len(claims) == 0 {
+		return nil, nil
+	}
+	c := newClaimer(t.session, nil, claims)
+	if err := c.run(ctx); err != nil {
+		return nil, err
+	}
+	for _, i := range c.order {
+		claim, v := claims[i], c.verdicts[i]
+		if v.Outcome != keystore.Fresh || claim.Token != "" {
+			continue
+		}
+		_, inserted := c.inserted[i]
+		t.held[claim.ID] = held{fresh: inserted, redriven: !inserted}
+	}
+	return c.verdicts, nil
+}

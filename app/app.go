@@ -1,0 +1,170 @@
+// Package app composes an Oncemill application: it reads the configuration, opens database and broker, binds
+// plugins to topics, checks that every promise can hold, and runs. It is the only package that knows everybody.
+//
+// The way of a message through the running application:
+//
+//	broker -> subscriber -> lane ticket -> router -> tracing -> engine [claim -> handler -> commit] -> ack
+//	outbox -> relay -> publisher -> broker
+//	parking -> feeder -> engine, the same way
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+
+	"github.com/google/uuid"
+
+	"github.com/oncemill/oncemill/adapters/broker"
+	"github.com/oncemill/oncemill/adapters/store"
+	"github.com/oncemill/oncemill/config"
+	"github.com/oncemill/oncemill/middleware"
+	"github.com/oncemill/oncemill/middleware/idempotency"
+	"github.com/oncemill/oncemill/middleware/parking"
+)
+
+// App is one application. New does no I/O, Open connects, Run consumes until its context ends, Close releases everything.
+type App struct {
+	set      Set
+	cfg      *config.Config
+	log      *slog.Logger
+	bindings []binding
+	owner    string // names this process to database and broker
+	gate     idempotency.Gate
+	metrics  *metrics
+	tracing  *middleware.Tracing
+	flush    func(context.Context) error // of the tracing exporter
+	fault    idempotency.Fault
+
+	store  store.Store
+	broker broker.Broker
+	feeder *parking.Feeder
+	state  state
+}
+
+// New checks set and configuration and opens the plugins. Everything that is wrong is reported at once.
+func New(set Set, cfg *config.Config, log *slog.Logger) (*App, error) {
+	if err := set.validate(); err != nil {
+		return nil, err
+	}
+	bindings, err := bind(set, cfg)
+	if err != nil {
+		return nil, err
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown-host"
+	}
+	a := &App{
+		set: set, cfg: cfg, log: log, bindings: bindings,
+		owner:   fmt.Sprintf("%s-%d-%s", host, os.Getpid(), uuid.NewString()[:8]),
+		metrics: newMetrics(),
+	}
+	provider, flush, err := newTracerProvider(cfg)
+	if err != nil {
+		return nil, err
+	}
+	a.flush, a.tracing = flush, middleware.NewTracing(provider, cfg.Broker)
+	return a, nil
+}
+
+// Open connects to the database and to the broker. Close is needed also after an error.
+func (a *App) Open(ctx context.Context) error {
+	if err := os.MkdirAll(a.cfg.DataDir, 0o700); err != nil {
+		return fmt.Errorf("make the data folder: %w", err)
+	}
+	if err := a.openStore(ctx); err != nil {
+		return err
+	}
+	return a.openBroker(ctx)
+}
+
+func (a *App) openStore(ctx context.Context) error {
+	factory, err := a.set.store(a.cfg.Database)
+	if err != nil {
+		return err
+	}
+	opened, err := factory.Open(ctx, a.cfg.Databases[a.cfg.Database].Decode, store.Options{
+		Logger: a.log, DataDir: a.cfg.DataDir, ClientName: a.owner, Connections: a.connections(),
+	})
+	if err != nil {
+		return fmt.Errorf("open database %s: %w", a.cfg.Database, err)
+	}
+	a.store = opened
+	return nil
+}
+
+// connections is how many the application can use at once: each running handler one, its lease's renewal or count
+// one after the other, relay, feeder and maintenance a few.
+func (a *App) connections() int {
+	n := 8
+	for _, b := range a.bindings {
+		n += b.engine.Concurrency
+		if b.engine.External != nil {
+			n += 2
+		}
+	}
+	return n
+}
+
+func (a *App) openBroker(ctx context.Context) error {
+	factory, err := a.set.broker(a.cfg.Broker)
+	if err != nil {
+		return err
+	}
+	opened, err := factory.Open(ctx, a.cfg.Brokers[a.cfg.Broker].Decode, broker.Options{
+		Logger: a.log, DataDir: a.cfg.DataDir, ClientName: a.owner, MaxPayload: a.cfg.MaxPayload,
+	})
+	if err != nil {
+		return fmt.Errorf("open broker %s: %w", a.cfg.Broker, err)
+	}
+	a.broker = opened
+	return nil
+}
+
+// Close closes broker and database. Safe to call twice and after a failed Open.
+func (a *App) Close() error {
+	var errs []error
+	if a.broker != nil {
+		errs = append(errs, a.broker.Close())
+		a.broker = nil
+	}
+	if a.store != nil {
+		errs = append(errs, a.store.Close())
+		a.store = nil
+	}
+	return errors.Join(errs...)
+}
+
+// migrations lists the tables of the enabled plugins.
+func (a *App) migrations() []store.MigrationSet {
+	var sets []store.MigrationSet
+	seen := map[string]bool{}
+	for _, b := range a.bindings {
+		if b.plugin.Migrations != nil && !seen[b.plugin.Name] {
+			seen[b.plugin.Name] = true
+			sets = append(sets, store.MigrationSet{Name: tableName(b.plugin.Name), Files: b.plugin.Migrations})
+		}
+	}
+	return sets
+}
+
+// migrate brings the tables up to date, or with "verify" only checks that they are.
+func (a *App) migrate(ctx context.Context) error {
+	if a.cfg.Migrate == "auto" {
+		if err := a.store.Migrate(ctx, a.migrations()); err != nil {
+			return fmt.Errorf("migrate the database: %w", err)
+		}
+		return nil
+	}
+	pending, err := a.store.Pending(ctx, a.migrations())
+	if err != nil {
+		return fmt.Errorf("read the state of the database's tables: %w", err)
+	}
+	if len(pending) > 0 {
+		return fmt.Errorf("the database lacks %d migrations (%s): run \"oncemill migrate up\" with a role that may change tables, or set migrate: auto", len(pending), pending[0])
+	}
+	return nil
+}

@@ -1,0 +1,197 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/oncemill/oncemill/config"
+)
+
+// Exit codes.
+const (
+	ExitOK      = 0
+	ExitFailed  = 1 // something did not work; the text says what
+	ExitUsage   = 2 // the command line or the configuration is wrong; nothing was done
+	ExitRefused = 3 // the action would break a promise and was not done
+	ExitMissing = 4 // what was asked for does not exist
+)
+
+// exitError is an error with its exit code.
+type exitError struct {
+	code int
+	err  error
+}
+
+func (e *exitError) Error() string { return e.err.Error() }
+func (e *exitError) Unwrap() error { return e.err }
+
+func withCode(code int, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &exitError{code, err}
+}
+
+// Main runs the command line of an application made of set, with the process's arguments, and returns the
+// exit code. A first SIGINT or SIGTERM stops gracefully, a second one at once.
+func Main(set Set) int {
+	ctx, force, stop := signals()
+	defer stop()
+	c := &cli{set: set, in: os.Stdin, out: os.Stdout, errs: os.Stderr, env: os.Environ(), force: force}
+	return c.main(ctx, os.Args[1:])
+}
+
+// signals returns a context that ends at the first signal, and a channel that is closed at the second.
+func signals() (context.Context, <-chan struct{}, func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	caught := make(chan os.Signal, 2)
+	signal.Notify(caught, os.Interrupt, syscall.SIGTERM)
+	force := make(chan struct{})
+	go func() {
+		for n := 0; n < 2; n++ {
+			if _, ok := <-caught; !ok {
+				return
+			}
+			if n == 0 {
+				cancel()
+			} else {
+				close(force)
+			}
+		}
+	}()
+	return ctx, force, func() { signal.Stop(caught); close(caught); cancel() }
+}
+
+// cli is one invocation of the command line.
+type cli struct {
+	set   Set
+	in    io.Reader
+	out   io.Writer
+	errs  io.Writer
+	env   []string
+	force <-chan struct{}
+
+	file  string
+	flags map[string]string // configuration paths to the values that flags gave
+	sets  []string
+	json  bool
+}
+
+func (c *cli) main(ctx context.Context, args []string) int {
+	c.flags = map[string]string{}
+	root := c.root()
+	root.SetArgs(args)
+	root.SetIn(c.in)
+	root.SetOut(c.out)
+	root.SetErr(c.errs)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return ExitOK
+	}
+	fmt.Fprintf(c.errs, "%s: %v\n", c.set.Service, err)
+	if coded := (*exitError)(nil); errors.As(err, &coded) {
+		return coded.code
+	}
+	return ExitFailed
+}
+
+func (c *cli) root() *cobra.Command {
+	root := &cobra.Command{
+		Use:           c.set.Service,
+		Short:         "Event handlers whose effect happens exactly once",
+		Long:          "Brokers deliver a message at least once; " + c.set.Service + " makes its effect happen exactly once.\nEvery setting can come from a file (--config), the environment (ONCEMILL_...) or a flag.",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return withCode(ExitUsage, err) })
+	p := root.PersistentFlags()
+	p.StringVarP(&c.file, "config", "c", "", "configuration file (YAML)")
+	p.StringArrayVar(&c.sets, "set", nil, "any setting as path=value, such as brokers.rabbitmq.url=amqp://...; may be repeated")
+	for _, f := range []struct{ name, path, help string }{
+		{"service", "service", "name of the application: the first part of every scope"},
+		{"broker", "broker", "where messages come from: " + strings.Join(c.brokerNames(), ", ")},
+		{"database", "database", "where effects, keys and the outbox are kept: " + strings.Join(c.storeNames(), ", ")},
+		{"keys", "keys", "where keys are kept: database"},
+		{"data-dir", "data_dir", "folder of the embedded broker and of SQLite"},
+		{"log-level", "log.level", "debug, info, warn or error"},
+		{"log-format", "log.format", "text or json"},
+	} {
+		p.Var(&pathFlag{c.flags, f.path}, f.name, f.help)
+	}
+	root.AddCommand(
+		c.demoCommand(), c.runCommand(), c.publishCommand(), c.migrateCommand(),
+		c.keysCommand(), c.dlqCommand(), c.outboxCommand(), c.guaranteesCommand(), c.configCommand(), c.versionCommand(),
+	)
+	return root
+}
+
+// pathFlag is a flag that sets a path of the configuration.
+type pathFlag struct {
+	values map[string]string
+	path   string
+}
+
+func (f *pathFlag) String() string     { return "" }
+func (f *pathFlag) Type() string       { return "value" }
+func (f *pathFlag) Set(v string) error { f.values[f.path] = v; return nil }
+
+func (c *cli) brokerNames() []string {
+	var names []string
+	for _, b := range c.set.Brokers {
+		names = append(names, b.Name)
+	}
+	return names
+}
+
+func (c *cli) storeNames() []string {
+	var names []string
+	for _, s := range c.set.Stores {
+		names = append(names, s.Name)
+	}
+	return names
+}
+
+// logger writes to standard error, so that standard output is the command's answer alone.
+func (c *cli) logger(cfg *config.Config) *slog.Logger {
+	opts := &slog.HandlerOptions{Level: cfg.Log.SlogLevel()}
+	if cfg.Log.Format == "json" {
+		return slog.New(slog.NewJSONHandler(c.errs, opts))
+	}
+	return slog.New(slog.NewTextHandler(c.errs, opts))
+}
+
+// withApp loads the configuration, makes the application, opens what open names, and calls f.
+func (c *cli) withApp(ctx context.Context, open func(*App, context.Context) error, f func(context.Context, *App) error) (err error) {
+	a, err := c.app()
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if closing := a.Close(); err == nil {
+			err = closing
+		}
+	}()
+	if err := open(a, ctx); err != nil {
+		return err
+	}
+	return f(ctx, a)
+}
+
+// app loads the configuration and makes the application; it connects to nothing.
+func (c *cli) app() (*App, error) {
+	cfg, err := c.load()
+	if err != nil {
+		return nil, withCode(ExitUsage, err)
+	}
+	a, err := New(c.set, cfg, c.logger(cfg))
+	return a, withCode(ExitUsage, err)
+}

@@ -1,0 +1,68 @@
+package app
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/oncemill/oncemill/config"
+)
+
+func (c *cli) configCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "config", Short: "Check or print the configuration"}
+	cmd.AddCommand(
+		&cobra.Command{
+			Use: "check", Short: "Check everything that can be checked without a connection", Args: cobra.NoArgs,
+			RunE: func(*cobra.Command, []string) error {
+				a, err := c.app()
+				if err != nil {
+					return err
+				}
+				if err := a.check(); err != nil {
+					return withCode(ExitUsage, err)
+				}
+				_, err = fmt.Fprintln(c.out, "the configuration is good")
+				return err
+			},
+		},
+		&cobra.Command{
+			Use: "print", Short: "Print the effective configuration, without secrets", Args: cobra.NoArgs,
+			RunE: func(*cobra.Command, []string) error {
+				cfg, err := c.load()
+				if err != nil {
+					return withCode(ExitUsage, err)
+				}
+				return cfg.Print(c.out)
+			},
+		},
+	)
+	return cmd
+}
+
+// load reads the configuration from defaults, file, environment and flags.
+func (c *cli) load() (*config.Config, error) {
+	for _, set := range c.sets {
+		path, value, ok := cut(set)
+		if !ok {
+			return nil, fmt.Errorf("--set %q is not path=value", set)
+		}
+		c.flags[path] = value
+	}
+	return config.Load(config.LoadOptions{File: c.file, Env: c.env, Flags: c.flags, Known: c.known()})
+}
+
+// check validates the sections of the chosen broker and database.
+func (a *App) check() error {
+	b, err := a.set.broker(a.cfg.Broker)
+	if err != nil {
+		return err
+	}
+	if err := b.Check(a.cfg.Brokers[a.cfg.Broker].Decode); err != nil {
+		return err
+	}
+	s, err := a.set.store(a.cfg.Database)
+	if err != nil {
+		return err
+	}
+	return s.Check(a.cfg.Databases[a.cfg.Database].Decode)
+}

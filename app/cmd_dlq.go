@@ -1,0 +1,276 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/oncemill/oncemill/middleware/parking"
+)
+
+func (c *cli) dlqCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "dlq", Short: "Look at dead letters and waiting messages, send them back, drop them"}
+	cmd.AddCommand(c.dlqList(), c.dlqShow(), c.dlqRedrive(), c.dlqDrop())
+	return cmd
+}
+
+// selection is the flags that choose dead letters.
+type selection struct {
+	filter  parking.Filter
+	handler string
+	limit   int
+}
+
+func (s *selection) flags(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&s.handler, "handler", "", "only this binding")
+	cmd.Flags().StringVar(&s.filter.Reason, "reason", "", "only this reason, such as payload-mismatch")
+	cmd.Flags().StringVar(&s.filter.Key, "key", "", "only this idempotency key")
+	cmd.Flags().DurationVar(&s.filter.Since, "since", 0, "only what changed in this time, such as 24h")
+	cmd.Flags().IntVar(&s.limit, "limit", 100, "at most so many")
+}
+
+// empty reports that nothing narrows the selection.
+func (s *selection) empty() bool {
+	return s.handler == "" && s.filter.Reason == "" && s.filter.Key == "" && s.filter.Since == 0
+}
+
+// rows reads the selected rows, page by page.
+func (s *selection) rows(ctx context.Context, a *App, states ...parking.State) ([]parking.Row, error) {
+	f := s.filter
+	f.States, f.Limit = states, min(s.limit, 500)
+	if s.handler != "" {
+		scope, err := a.scope(s.handler)
+		if err != nil {
+			return nil, err
+		}
+		f.Scope = scope
+	}
+	var all []parking.Row
+	for len(all) < s.limit {
+		page, err := a.store.Parking().List(ctx, f)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, page...)
+		if len(page) < f.Limit {
+			break
+		}
+		f.AfterID = page[len(page)-1].ID
+	}
+	return all[:min(len(all), s.limit)], nil
+}
+
+// scope returns the scope of a binding's name; a full scope is taken as it is, so that those of removed bindings can be named too.
+func (a *App) scope(handler string) (string, error) {
+	for _, b := range a.bindings {
+		if b.name == handler || b.engine.Scope == handler {
+			return b.engine.Scope, nil
+		}
+	}
+	for _, r := range handler {
+		if r == '/' {
+			return handler, nil
+		}
+	}
+	return "", withCode(ExitUsage, fmt.Errorf("--handler %q is no binding of this configuration; name a full scope (service/binding) for one that was removed", handler))
+}
+
+func (c *cli) dlqList() *cobra.Command {
+	var s selection
+	var all bool
+	cmd := &cobra.Command{
+		Use: "list", Short: "List dead letters, oldest first", Args: cobra.NoArgs,
+		Example: "  oncemill dlq list --handler payments --since 24h\n  oncemill dlq list --all",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return c.withApp(cmd.Context(), (*App).openStore, func(ctx context.Context, a *App) error {
+				states := []parking.State{parking.Dead}
+				if all {
+					states = nil
+				}
+				rows, err := s.rows(ctx, a, states...)
+				if err != nil {
+					return err
+				}
+				return list(c, rows, []string{"ID", "STATE", "SCOPE", "KEY", "REASON", "ATTEMPTS", "FIRST", "DUE"}, func(r parking.Row) []string {
+					return []string{strconv.FormatInt(r.ID, 10), string(r.State), r.Scope, r.Key, r.Reason, strconv.Itoa(r.Attempts), clock(r.FirstAt), clock(r.DueAt)}
+				})
+			})
+		},
+	}
+	s.flags(cmd)
+	c.jsonFlag(cmd)
+	cmd.Flags().BoolVar(&all, "all", false, "also messages that wait for a retry and those in doubt")
+	return cmd
+}
+
+func (c *cli) dlqShow() *cobra.Command {
+	var payload bool
+	cmd := &cobra.Command{
+		Use: "show ID", Short: "Show one parked message", Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			id, err := parseID(args[0])
+			if err != nil {
+				return err
+			}
+			return c.withApp(cmd.Context(), (*App).openStore, func(ctx context.Context, a *App) error {
+				row, err := a.store.Parking().Get(ctx, id)
+				if err != nil {
+					return refusedOr(err)
+				}
+				if c.json {
+					return printJSON(c.out, row)
+				}
+				c.printRow(row, payload)
+				return nil
+			})
+		},
+	}
+	c.jsonFlag(cmd)
+	cmd.Flags().BoolVar(&payload, "payload", false, "print the payload too")
+	return cmd
+}
+
+func (c *cli) printRow(r parking.Row, payload bool) {
+	for _, line := range [][2]string{
+		{"id", strconv.FormatInt(r.ID, 10)}, {"state", string(r.State)}, {"scope", r.Scope}, {"topic", r.Topic},
+		{"key", r.Key}, {"uuid", r.UUID}, {"ordering key", r.OrderingKey}, {"reason", r.Reason}, {"class", r.Class},
+		{"error", r.Error}, {"attempts", strconv.Itoa(r.Attempts)}, {"first", clock(r.FirstAt)}, {"last", clock(r.LastAt)}, {"due", clock(r.DueAt)},
+		{"payload", fmt.Sprintf("%d bytes", len(r.Payload))},
+	} {
+		if line[1] != "" && line[1] != "-" {
+			fmt.Fprintf(c.out, "%-13s %s\n", line[0], oneLine(line[1]))
+		}
+	}
+	for name, value := range r.Metadata {
+		fmt.Fprintf(c.out, "header        %s: %s\n", oneLine(name), oneLine(value))
+	}
+	for _, act := range r.History {
+		fmt.Fprintf(c.out, "history       %s %s by %s: %s\n", clock(act.At), act.What, oneLine(act.By), oneLine(act.Why))
+	}
+	if payload {
+		fmt.Fprintf(c.out, "\n%s\n", r.Payload)
+	}
+}
+
+func parseID(text string) (int64, error) {
+	id, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
+		return 0, withCode(ExitUsage, fmt.Errorf("%q is no id: take one from \"dlq list\"", text))
+	}
+	return id, nil
+}
+
+func (c *cli) dlqRedrive() *cobra.Command {
+	var s selection
+	var rate float64
+	var dry bool
+	var asKey, by, why string
+	cmd := &cobra.Command{
+		Use: "redrive [ID...]", Short: "Send dead letters back to the binding that failed",
+		Long: `Send dead letters back: those of the ids, or those that the flags select. Each runs again in the binding that failed, and nowhere else.
+It is safe to interrupt: what was sent back stays so, the rest stays dead. A message whose effect is completed is refused.`,
+		Example: "  oncemill dlq redrive 17\n  oncemill dlq redrive --handler payments --reason attempts-exhausted --limit 300 --rate 10 --dry-run\n  oncemill dlq redrive 18 --as-key order-124",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return c.eachDead(cmd.Context(), &s, args, dry, rate, "sent back", func(ctx context.Context, a *App, id int64) error {
+				return a.store.Parking().Redrive(ctx, id, asKey, parking.Action{What: "redrive", By: actor(by), Why: why})
+			})
+		},
+	}
+	s.flags(cmd)
+	whoFlags(cmd, &by, &why)
+	cmd.Flags().Float64Var(&rate, "rate", 0, "at most so many in a second (0: no bound)")
+	cmd.Flags().BoolVar(&dry, "dry-run", false, "only say what would be done")
+	cmd.Flags().StringVar(&asKey, "as-key", "", "run under this key instead (for one message with a payload mismatch)")
+	return cmd
+}
+
+func (c *cli) dlqDrop() *cobra.Command {
+	var s selection
+	var dry bool
+	var by, why string
+	cmd := &cobra.Command{
+		Use: "drop [ID...]", Short: "Delete dead letters for good",
+		Example: "  oncemill dlq drop 17 --why 'test message'\n  oncemill dlq drop --reason payload-not-json --since 24h --dry-run",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return c.eachDead(cmd.Context(), &s, args, dry, 0, "dropped", func(ctx context.Context, a *App, id int64) error {
+				return a.store.Parking().Drop(ctx, id, parking.Action{What: "drop", By: actor(by), Why: why})
+			})
+		},
+	}
+	s.flags(cmd)
+	whoFlags(cmd, &by, &why)
+	cmd.Flags().BoolVar(&dry, "dry-run", false, "only say what would be done")
+	return cmd
+}
+
+// eachDead does act to the dead letters that ids or the selection name, and reports how many; refusals are told and counted.
+func (c *cli) eachDead(ctx context.Context, s *selection, args []string, dry bool, rate float64, done string, act func(context.Context, *App, int64) error) error {
+	if len(args) == 0 && s.empty() {
+		return withCode(ExitRefused, errors.New("name ids, or select with --handler, --reason, --key or --since; try --dry-run first"))
+	}
+	return c.withApp(ctx, (*App).openStore, func(ctx context.Context, a *App) error {
+		ids, err := c.deadIDs(ctx, a, s, args)
+		if err != nil {
+			return err
+		}
+		if dry {
+			fmt.Fprintf(c.out, "%d dead letters would be %s\n", len(ids), done)
+			return nil
+		}
+		n, refused := 0, 0
+		for _, id := range ids {
+			var refusal *parking.Refusal
+			switch err := act(ctx, a, id); {
+			case err == nil:
+				n++
+			case errors.As(err, &refusal):
+				refused++
+				fmt.Fprintf(c.errs, "%d: refused: %v\n", id, refusal)
+			default:
+				fmt.Fprintf(c.out, "%d %s\n", n, done)
+				return refusedOr(fmt.Errorf("dead letter %d: %w", id, err))
+			}
+			if rate > 0 && !sleep(ctx, time.Duration(float64(time.Second)/rate)) {
+				break
+			}
+		}
+		fmt.Fprintf(c.out, "%d %s, %d refused\n", n, done, refused)
+		if refused > 0 && n == 0 {
+			return withCode(ExitRefused, errors.New("nothing was done"))
+		}
+		return nil
+	})
+}
+
+func (c *cli) deadIDs(ctx context.Context, a *App, s *selection, args []string) ([]int64, error) {
+	var ids []int64
+	for _, arg := range args {
+		id, err := parseID(arg)
+		if err != nil {
+			return nil, err
+		}
+		ids = append(ids, id)
+	}
+	if len(args) > 0 {
+		return ids, nil
+	}
+	rows, err := s.rows(ctx, a, parking.Dead)
+	for _, row := range rows {
+		ids = append(ids, row.ID)
+	}
+	return ids, err
+}
+
+// sleep waits for d; false when ctx ended.
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -1,0 +1,43 @@
+package app
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+)
+
+func (c *cli) migrateCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "migrate", Short: "Bring the database's tables up to date"}
+	cmd.AddCommand(
+		&cobra.Command{
+			Use: "up", Short: "Apply what is missing; safe when several run at once", Args: cobra.NoArgs,
+			RunE: func(cmd *cobra.Command, _ []string) error {
+				return c.withApp(cmd.Context(), (*App).openStore, func(ctx context.Context, a *App) error {
+					if err := a.store.Migrate(ctx, a.migrations()); err != nil {
+						return err
+					}
+					_, err := fmt.Fprintln(c.out, "the tables are up to date")
+					return err
+				})
+			},
+		},
+		&cobra.Command{
+			Use: "status", Short: "List what is missing", Args: cobra.NoArgs,
+			RunE: func(cmd *cobra.Command, _ []string) error {
+				return c.withApp(cmd.Context(), (*App).openStore, func(ctx context.Context, a *App) error {
+					pending, err := a.store.Pending(ctx, a.migrations())
+					if err != nil {
+						return err
+					}
+					for _, p := range pending {
+						fmt.Fprintln(c.out, p)
+					}
+					_, err = fmt.Fprintf(c.out, "%d migrations are missing\n", len(pending))
+					return err
+				})
+			},
+		},
+	)
+	return cmd
+}

@@ -1,0 +1,56 @@
+package app
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill/adapters/broker"
+	"github.com/oncemill/oncemill/middleware"
+	"github.com/oncemill/oncemill/middleware/idempotency"
+)
+
+// consumer is one binding that runs: its subscriber, its lanes and its engine.
+type consumer struct {
+	binding
+	sub    broker.Subscriber
+	lanes  *idempotency.Lanes
+	engine *idempotency.Engine
+}
+
+// newConsumer makes the parts of a binding; nothing is consumed yet.
+func (a *App) newConsumer(b binding) (*consumer, error) {
+	sub, err := a.broker.Subscriber(b.subscription())
+	if err != nil {
+		return nil, fmt.Errorf("subscriber of binding %s: %w", b.name, err)
+	}
+	engine, err := idempotency.New(idempotency.Config{
+		Binding: b.engine, Keys: a.store.Keys(), Parking: a.store.Parking(), Gate: &a.gate, Owner: a.owner,
+		Logger: a.log, Observe: a.metrics.engine, Inject: a.tracing.Inject, Woken: a.wakeFeeder, Fault: a.fault,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &consumer{binding: b, sub: sub, lanes: idempotency.NewLanes(), engine: engine}, nil
+}
+
+// route adds the binding to the router: one subscription, the lanes before it, the chain behind it.
+func (c *consumer) route(router *message.Router, tracing *middleware.Tracing) {
+	h := router.AddConsumerHandler(c.name, c.topic, c.lanes.Subscriber(c.sub), routed)
+	h.AddMiddleware(middleware.Chain(tracing, c.engine)...)
+}
+
+// stop lets the running handlers finish, hands everything else back, and sees the acks out. When ctx ends, running handlers are cut off.
+func (c *consumer) stop(ctx context.Context) error {
+	drained := make(chan error, 1)
+	go func() { drained <- c.sub.Drain(ctx) }()
+	c.engine.Stop()
+	if err := c.engine.Wait(ctx); err != nil {
+		return fmt.Errorf("binding %s: handlers were cut off: %w", c.name, err)
+	}
+	if err := <-drained; err != nil {
+		return fmt.Errorf("binding %s: %w", c.name, err)
+	}
+	return nil
+}

@@ -1,0 +1,32 @@
+package app
+
+import (
+	"context"
+	"fmt"
+
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	semconv "go.opentelemetry.io/otel/semconv/v1.26.0"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
+
+	"github.com/oncemill/oncemill/config"
+)
+
+// newTracerProvider returns the provider that exports spans by OTLP over HTTP to the configured endpoint, and what flushes and ends it. Without
+// an endpoint spans are not recorded; trace headers of messages are passed on all the same.
+func newTracerProvider(cfg *config.Config) (trace.TracerProvider, func(context.Context) error, error) {
+	if cfg.Telemetry.OTLPEndpoint == "" {
+		return noop.NewTracerProvider(), func(context.Context) error { return nil }, nil
+	}
+	exporter, err := otlptracehttp.New(context.Background(), otlptracehttp.WithEndpointURL(cfg.Telemetry.OTLPEndpoint))
+	if err != nil {
+		return nil, nil, fmt.Errorf("telemetry.otlp_endpoint: %w", err)
+	}
+	provider := sdktrace.NewTracerProvider(
+		sdktrace.WithBatcher(exporter),
+		sdktrace.WithResource(resource.NewSchemaless(semconv.ServiceName(cfg.Service))),
+	)
+	return provider, provider.Shutdown, nil
+}

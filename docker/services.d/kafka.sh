@@ -1,0 +1,86 @@
+# shellcheck shell=bash
+# Apache Kafka, one node in KRaft mode, from Maven Central.
+
+KAFKA_VERSION=4.4.0
+
+kafka_ports() {
+	port ONCEMILL_KAFKA_PORT 19092
+	port ONCEMILL_KAFKA_CONTROLLER_PORT 19093
+}
+
+kafka_install() {
+	local libs="$DOWNLOADS/kafka-$KAFKA_VERSION"
+	need_packages java default-jre-headless
+	[[ ! -e $libs/complete ]] || return 0
+	need_packages mvn maven
+	mkdir -p "$libs"
+	mvn -q -B -f "$HERE/services.d/kafka-pom.xml" -Dkafka.version="$KAFKA_VERSION" \
+		dependency:copy-dependencies -DoutputDirectory="$libs" ||
+		fail "mvn could not fetch Kafka (log: $LOG_DIR/$SERVICE.up.log)"
+	touch "$libs/complete"
+}
+
+kafka_start() {
+	local data="$DATA_DIR/kafka"
+	need_ports "$ONCEMILL_KAFKA_PORT" "$ONCEMILL_KAFKA_CONTROLLER_PORT"
+	mkdir -p "$data"
+	cat >"$data/server.properties" <<-CONF
+		process.roles=broker,controller
+		node.id=1
+		controller.quorum.voters=1@127.0.0.1:$ONCEMILL_KAFKA_CONTROLLER_PORT
+		listeners=PLAINTEXT://127.0.0.1:$ONCEMILL_KAFKA_PORT,CONTROLLER://127.0.0.1:$ONCEMILL_KAFKA_CONTROLLER_PORT
+		controller.listener.names=CONTROLLER
+		log.dirs=$data/logs
+		num.partitions=6
+		auto.create.topics.enable=false
+		default.replication.factor=1
+		group.initial.rebalance.delay.ms=0
+		offsets.topic.num.partitions=8
+		offsets.topic.replication.factor=1
+		transaction.state.log.num.partitions=8
+		transaction.state.log.replication.factor=1
+		transaction.state.log.min.isr=1
+		share.coordinator.state.topic.num.partitions=1
+		share.coordinator.state.topic.replication.factor=1
+		share.coordinator.state.topic.min.isr=1
+	CONF
+	if [[ ! -e $data/logs/meta.properties ]]; then
+		rm -rf "$data/logs"
+		kafka_java -Xmx128m kafka.tools.StorageTool format \
+			-t "$(head -c 16 /dev/urandom | base64 -w0 | tr '+/' '-_' | tr -d =)" -c "$data/server.properties"
+	fi
+	kafka_java launch -Xmx512m -XX:+ExitOnOutOfMemoryError \
+		-Dorg.slf4j.simpleLogger.defaultLogLevel=warn -Dorg.slf4j.simpleLogger.showDateTime=true \
+		kafka.Kafka "$data/server.properties"
+	await kafka 90 kafka_answers
+}
+
+# kafka_java [launch] ARGUMENT... runs Java with Kafka's libraries, in the background on request.
+kafka_java() {
+	local run=()
+	if [[ $1 == launch ]]; then
+		run=(launch kafka)
+		shift
+	fi
+	"${run[@]}" java -cp "$DOWNLOADS/kafka-$KAFKA_VERSION/*" "$@"
+}
+
+# kafka_answers asks for the metadata (version 1, no topic) and wants one broker in it:
+# a broker is listed there once the controller has let it in.
+kafka_answers() {
+	local answer
+	answer=$(ask "$ONCEMILL_KAFKA_PORT" '\x00\x00\x00\x0e\x00\x03\x00\x01\x00\x00\x00\x07\xff\xff\x00\x00\x00\x00' 12) || return 1
+	[[ ${answer:8} == 0000000700000001 ]]
+}
+
+kafka_stop() {
+	if [[ ${1:-} == --immediate ]]; then
+		end kafka KILL 20 KILL
+	else
+		end kafka TERM 30 KILL
+	fi
+}
+
+kafka_address() { echo "127.0.0.1:$ONCEMILL_KAFKA_PORT"; }
+
+kafka_env() { echo "export ONCEMILL_TEST_KAFKA='127.0.0.1:$ONCEMILL_KAFKA_PORT'"; }

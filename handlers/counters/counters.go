@@ -1,0 +1,113 @@
+package counters
+
+import (
+	"context"
+	"embed"
+	"io/fs"
+	"slices"
+	"strings"
+
+	"github.com/oncemill/oncemill/handlers"
+)
+
+// Topics that the plugin listens to.
+const (
+	TopicAdd       = "counters.add"
+	TopicCompleted = "payments.completed"
+)
+
+const guarantee = `Each message is counted exactly once for its key: event, total and key commit together. A total is the sum of its events at every commit. ` +
+	`Counters only grow; a bad delta or an overflow becomes a dead letter and changes nothing. ` +
+	`Not promised: the order of events of different messages.`
+
+//go:embed migrations
+var embedded embed.FS
+
+// Plugin returns the plugin "counters" with its bindings "counters" (payments.completed) and "counters-add" (counters.add).
+func Plugin() handlers.Plugin {
+	return handlers.Plugin{
+		Name:       "counters",
+		Migrations: migrations(),
+		Guarantee:  guarantee,
+		Open: handlers.Open(func(cfg Config, b *handlers.Bindings) error {
+			b.On(TopicCompleted, handlers.JSON(perPayment(cfg.PerPayment)))
+			b.On(TopicAdd, handlers.JSON(add), handlers.Named("counters-add"))
+			return nil
+		}),
+	}
+}
+
+func migrations() fs.FS {
+	files, err := fs.Sub(embedded, "migrations")
+	if err != nil {
+		panic(err) // the folder is embedded above
+	}
+	return files
+}
+
+// Added is the result of a message.
+type Added struct {
+	Counters []string `json:"counters"`
+	Delta    int64    `json:"delta"`
+}
+
+// add handles counters.add.
+func add(_ context.Context, tx handlers.Tx, msg addRequest) (any, error) {
+	if problem := checkName(msg.Counter); problem != "" {
+		return nil, handlers.Permanent("counter", problem)
+	}
+	delta, err := msg.delta()
+	if err != nil {
+		return nil, err
+	}
+	return count(tx, []string{msg.Counter}, delta), nil
+}
+
+// perPayment makes the handler of payments.completed.
+func perPayment(patterns []string) func(context.Context, handlers.Tx, payment) (any, error) {
+	return func(_ context.Context, tx handlers.Tx, p payment) (any, error) {
+		var names []string
+		for _, pattern := range patterns {
+			name, err := p.expand(pattern)
+			if err != nil {
+				return nil, err
+			}
+			names = append(names, name)
+		}
+		// Rivals take the counters in one order, and a name that two patterns give counts once.
+		slices.Sort(names)
+		return count(tx, slices.Compact(names), 1), nil
+	}
+}
+
+// count queues the events and the totals of distinct, sorted names.
+func count(tx handlers.Tx, names []string, delta int64) Added {
+	added := Added{names, delta}
+	if len(names) == 0 {
+		return added
+	}
+	want := int64(len(names))
+	var events, totals []any
+	for _, name := range names {
+		events = append(events, tx.Scope(), tx.Key(), name, delta)
+		totals = append(totals, name, delta)
+	}
+	tx.Defer(func(rows int64) error {
+		if rows == want {
+			return nil
+		}
+		return handlers.Permanent("counter-event-exists", "this key was counted before it expired from the key store")
+	}, tx.Rebind(`INSERT INTO counter_events (scope, idempotency_key, counter, delta) VALUES `+rowsOf("(?, ?, ?, ?)", len(names))+
+		` ON CONFLICT (scope, idempotency_key, counter) DO NOTHING`), events...)
+	tx.Defer(func(rows int64) error {
+		if rows == want {
+			return nil
+		}
+		return handlers.Permanent("counter-overflow", "the total would pass 9223372036854775807")
+	}, tx.Rebind(`INSERT INTO counters (name, total) VALUES `+rowsOf("(?, ?)", len(names))+
+		` ON CONFLICT (name) DO UPDATE SET total = counters.total + excluded.total
+		WHERE counters.total <= 9223372036854775807 - excluded.total`), totals...)
+	return added
+}
+
+func rowsOf(row string, n int) string { return strings.TrimSuffix(strings.Repeat(row+", ", n), ", ") }

@@ -1,0 +1,230 @@
+package outboxtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/stretchr/testify/require"
+
+	"github.com/oncemill/oncemill/middleware/outbox"
+)
+
+var relayFaultTests = []test{
+	{"F056KilledBeforeMarking", faultKilledBeforeMarking},
+	{"KilledAfterReading", faultKilledAfterReading},
+	{"KilledAfterMarking", faultKilledAfterMarking},
+	{"TwoRelaysKeepTheOrder", faultTwoRelays},
+	{"UncertainLeaseStopsPublishing", faultUncertainLease},
+	{"SourceAwayAtTheStart", faultSourceAway},
+	{"MarkIsTriedAgain", faultMarkAgain},
+}
+
+var errKilled = errors.New("killed")
+
+// crash runs a relay that dies at the given point, the first time that it gets there after skip times.
+func crash(t *testing.T, cfg outbox.RelayConfig, point string, skip int) {
+	t.Helper()
+	var passed atomic.Int64
+	cfg.Fault = func(_ context.Context, at string) error {
+		if at == point && passed.Add(1) > int64(skip) {
+			return errKilled
+		}
+		return nil
+	}
+	relay, err := outbox.NewRelay(cfg)
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	require.ErrorIs(t, relay.Run(ctx), errKilled)
+}
+
+func faultKilledBeforeMarking(t *testing.T, h Harness) {
+	const rows, batch, kills = 400, 20, 10
+	var want []outbox.Record
+	want = append(want, plain("t", "p", rows/2)...)
+	for k := range 10 {
+		want = append(want, ordered("t", fmt.Sprint("k", k), 0, rows/20)...)
+	}
+	h.commit(t, want...)
+	b := &broker{}
+	for i := range kills {
+		owner := fmt.Sprint("relay-", i)
+		cfg := config(t, h.Source, &publisher{broker: b, relay: owner}, owner)
+		cfg.Lease, cfg.Batch = short, batch
+		crash(t, cfg, "published-before-marked", i%3)
+		s, err := h.Source.Status(t.Context())
+		require.NoError(t, err)
+		require.Positive(t, s.Pending, "the kills come too late to show anything")
+	}
+	start(t, config(t, h.Source, &publisher{broker: b, relay: "last"}, "last"))
+	empty(t, h.Source)
+
+	require.ElementsMatch(t, recordKeys(want), b.keys())
+	copies := len(b.taken()) - rows
+	require.Positive(t, copies, "no kill hit a published batch")
+	require.LessOrEqual(t, copies, kills*batch)
+	for k := range 10 {
+		requireOrder(t, b, fmt.Sprint("k", k), rows/20)
+	}
+}
+
+func faultKilledAfterReading(t *testing.T, h Harness) {
+	h.commit(t, plain("t", "p", 20)...)
+	b := &broker{}
+	cfg := config(t, h.Source, &publisher{broker: b}, "dead")
+	cfg.Lease, cfg.Workers = short, 1
+	crash(t, cfg, "outbox-read", 0)
+	require.Empty(t, b.taken())
+	start(t, config(t, h.Source, &publisher{broker: b}, "next"))
+	empty(t, h.Source)
+	require.Len(t, b.taken(), 20)
+}
+
+func faultKilledAfterMarking(t *testing.T, h Harness) {
+	h.commit(t, plain("t", "p", 20)...)
+	b := &broker{}
+	cfg := config(t, h.Source, &publisher{broker: b}, "dead")
+	cfg.Lease, cfg.Workers = short, 1
+	crash(t, cfg, "marked", 0)
+	require.NotEmpty(t, b.taken())
+	start(t, config(t, h.Source, &publisher{broker: b}, "next"))
+	empty(t, h.Source)
+	require.Len(t, b.taken(), 20, "what was marked is not repeated")
+}
+
+// faultTwoRelays lets two relays share the lanes while a third comes and goes, and the broker refuses now and then.
+func faultTwoRelays(t *testing.T, h Harness) {
+	const keysN, each = 12, 25
+	b := &broker{}
+	var n int
+	b.rule(func(string, *message.Message) error {
+		if n++; n%13 == 0 {
+			return errors.New("not now")
+		}
+		return nil
+	})
+	relay := func(src outbox.Source, name string) outbox.RelayConfig {
+		cfg := config(t, src, &publisher{broker: b, relay: name}, name)
+		cfg.Batch, cfg.Lease, cfg.MaxAttempts = 10, 2*time.Second, 1000
+		return cfg
+	}
+	start(t, relay(h.Source, "a"))
+	start(t, relay(h.Reopen(t), "b"))
+	third := h.Reopen(t)
+	for i := range each {
+		for k := range keysN {
+			h.commit(t, ordered("t", fmt.Sprint("k", k), i, 1)...)
+		}
+		switch i {
+		case 5:
+			cfg := relay(third, "guest")
+			cfg.Lease = short
+			crash(t, cfg, "published-before-marked", 0)
+		case 15:
+			guest := start(t, relay(third, "guest-2"))
+			h.elapse(100 * time.Millisecond)
+			require.NoError(t, guest.stop())
+		}
+	}
+	empty(t, h.Source)
+	for k := range keysN {
+		requireOrder(t, b, fmt.Sprint("k", k), each)
+	}
+	relays := map[string]bool{}
+	for _, s := range b.taken() {
+		relays[s.relay] = true
+	}
+	require.True(t, relays["a"] && relays["b"], "both relays published: %v", relays)
+}
+
+// cut is a source whose database goes away for chosen calls.
+type cut struct {
+	outbox.Source
+	lanes, done atomic.Bool
+}
+
+var errCut = errors.New("connection to the database lost")
+
+// AcquireLanes fails while lanes is set.
+func (c *cut) AcquireLanes(ctx context.Context, owner string, lease time.Duration) ([]outbox.Lane, error) {
+	if c.lanes.Load() {
+		return nil, errCut
+	}
+	return c.Source.AcquireLanes(ctx, owner, lease)
+}
+
+// Done fails while done is set.
+func (c *cut) Done(ctx context.Context, lane outbox.Lane, ids []int64) error {
+	if c.done.Load() {
+		return errCut
+	}
+	return c.Source.Done(ctx, lane, ids)
+}
+
+func faultUncertainLease(t *testing.T, h Harness) {
+	const lease = 2 * time.Second
+	b := &broker{}
+	src := &cut{Source: h.Source}
+	cfg := config(t, src, &publisher{broker: b, relay: "cut-off"}, "cut-off")
+	cfg.Lease = lease
+	start(t, cfg)
+	h.commit(t, record("t", "before"))
+	empty(t, h.Source)
+
+	src.lanes.Store(true)
+	gone := time.Now()
+	time.Sleep(lease) // real time: the relay's own clock decides that the lease is uncertain
+	other := h.Reopen(t)
+	eventually(t, func() error {
+		got, err := other.AcquireLanes(t.Context(), "b", long)
+		if err == nil && len(got) != outbox.Lanes {
+			err = fmt.Errorf("%d lanes", len(got))
+		}
+		return err
+	})
+	require.Greater(t, time.Since(gone), lease)
+	h.commit(t, record("t", "after"))
+	require.Never(t, func() bool { return len(b.taken()) > 1 }, 500*time.Millisecond, 20*time.Millisecond,
+		"a relay that cannot renew its lanes publishes from them")
+
+	require.NoError(t, other.ReleaseLanes(t.Context(), "b"))
+	src.lanes.Store(false)
+	empty(t, h.Source)
+	require.Equal(t, []string{"before", "after"}, b.keys())
+}
+
+func faultSourceAway(t *testing.T, h Harness) {
+	h.commit(t, record("t", "a"))
+	src := &cut{Source: h.Source}
+	src.lanes.Store(true)
+	b := &broker{}
+	cfg := config(t, src, &publisher{broker: b}, "a")
+	cfg.Lease = time.Second
+	start(t, cfg)
+	require.Never(t, func() bool { return len(b.taken()) > 0 }, 300*time.Millisecond, 20*time.Millisecond)
+	src.lanes.Store(false)
+	empty(t, h.Source)
+}
+
+// faultMarkAgain: a database that is away for a moment costs no copies.
+func faultMarkAgain(t *testing.T, h Harness) {
+	h.commit(t, plain("t", "p", 10)...)
+	src := &cut{Source: h.Source}
+	src.done.Store(true)
+	b := &broker{}
+	start(t, config(t, src, &publisher{broker: b}, "a"))
+	eventually(t, func() error {
+		if len(b.taken()) == 0 {
+			return errors.New("nothing published")
+		}
+		return nil
+	})
+	src.done.Store(false)
+	empty(t, h.Source)
+	require.Len(t, b.taken(), 10)
+}
