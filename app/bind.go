@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
@@ -48,37 +49,60 @@ func routed(*message.Message) error {
 
 // bind opens the plugins and makes the bindings that the configuration enables. All problems are reported at once.
 func bind(set Set, cfg *config.Config) ([]binding, error) {
+	declared, err := declare(set, cfg)
+	if err != nil {
+		return nil, err
+	}
 	var all []binding
 	var errs []error
 	scopes := map[string]string{}
-	for _, p := range set.Plugins {
-		section := cfg.Plugins[p.Name]
-		if !section.On() {
+	for _, d := range declared {
+		if !cfg.Plugins[d.plugin.Name].On() || !cfg.Bindings[d.Name].On() {
 			continue
 		}
-		declared := handlers.NewBindings(p.Name)
-		if err := p.Open(section.Decode, declared); err != nil {
-			errs = append(errs, fmt.Errorf("plugin %s: %w", p.Name, err))
+		b, err := bindOne(cfg, d.plugin, d.Binding)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("binding %s: %w", d.Name, err))
 			continue
 		}
-		for _, decl := range declared.List() {
-			if !cfg.Bindings[decl.Name].On() {
-				continue
-			}
-			b, err := bindOne(cfg, p, decl)
-			if err != nil {
-				errs = append(errs, fmt.Errorf("binding %s: %w", decl.Name, err))
-				continue
-			}
-			if other, taken := scopes[b.engine.Scope]; taken {
-				errs = append(errs, fmt.Errorf("bindings %s and %s share the scope %q: a message would count for one of them only; give one another name or scope", other, b.name, b.engine.Scope))
-			}
-			scopes[b.engine.Scope] = b.name
-			all = append(all, b)
+		if other, taken := scopes[b.engine.Scope]; taken {
+			errs = append(errs, fmt.Errorf("bindings %s and %s share the scope %q: a message would count for one of them only; give one another name or scope", other, b.name, b.engine.Scope))
 		}
+		scopes[b.engine.Scope] = b.name
+		all = append(all, b)
 	}
 	if len(errs) == 0 && len(all) == 0 {
 		errs = append(errs, errors.New("no binding is enabled: nothing would be consumed"))
 	}
 	return all, errors.Join(errs...)
+}
+
+type declared struct {
+	plugin handlers.Plugin
+	handlers.Binding
+}
+
+// declare opens every plugin. Those that are switched off are opened too, so that the names of their bindings are known, but
+// what is wrong with their configuration does not matter.
+func declare(set Set, cfg *config.Config) ([]declared, error) {
+	var all []declared
+	var names []string
+	var errs []error
+	for _, p := range set.Plugins {
+		section := cfg.Plugins[p.Name]
+		bindings := handlers.NewBindings(p.Name)
+		if err := p.Open(section.Decode, bindings); err != nil && section.On() {
+			errs = append(errs, fmt.Errorf("plugin %s: %w", p.Name, err))
+		}
+		for _, b := range bindings.List() {
+			if slices.Contains(names, b.Name) {
+				errs = append(errs, fmt.Errorf("plugin %s: there is a binding %q already: give one of them another name", p.Name, b.Name))
+			}
+			all, names = append(all, declared{p, b}), append(names, b.Name)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	return all, cfg.KnowBindings(names)
 }

@@ -162,7 +162,11 @@ func (c *cli) storeNames() []string {
 
 // logger writes to standard error, so that standard output is the command's answer alone.
 func (c *cli) logger(cfg *config.Config) *slog.Logger {
-	opts := &slog.HandlerOptions{Level: cfg.Log.SlogLevel()}
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(cfg.Log.Level)); err != nil {
+		level = slog.LevelInfo
+	}
+	opts := &slog.HandlerOptions{Level: level}
 	if cfg.Log.Format == "json" {
 		return slog.New(slog.NewJSONHandler(c.errs, opts))
 	}

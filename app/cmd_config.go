@@ -2,6 +2,7 @@ package app
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -42,7 +43,7 @@ func (c *cli) configCommand() *cobra.Command {
 // load reads the configuration from defaults, file, environment and flags.
 func (c *cli) load() (*config.Config, error) {
 	for _, set := range c.sets {
-		path, value, ok := cut(set)
+		path, value, ok := strings.Cut(set, "=")
 		if !ok {
 			return nil, fmt.Errorf("--set %q is not path=value", set)
 		}
@@ -65,4 +66,13 @@ func (a *App) check() error {
 		return err
 	}
 	return s.Check(a.cfg.Databases[a.cfg.Database].Decode)
+}
+
+// known is what this program has linked in, for the names in the configuration.
+func (c *cli) known() config.Known {
+	k := config.Known{Brokers: c.brokerNames(), Databases: c.storeNames(), Keys: []string{"database"}}
+	for _, p := range c.set.Plugins {
+		k.Plugins = append(k.Plugins, p.Name)
+	}
+	return k
 }

@@ -31,7 +31,7 @@ func (c *cli) publishCommand() *cobra.Command {
 			if err != nil {
 				return withCode(ExitUsage, err)
 			}
-			return c.withApp(cmd.Context(), func(a *App, ctx context.Context) error { return a.openBrokerOnly(ctx) }, func(ctx context.Context, a *App) error {
+			return c.withApp(cmd.Context(), (*App).openBrokerOnly, func(ctx context.Context, a *App) error {
 				return c.publish(ctx, a, args[0], msg)
 			})
 		},
@@ -92,4 +92,12 @@ func (c *cli) publish(ctx context.Context, a *App, topic string, msg *message.Me
 	}
 	_, err := fmt.Fprintf(c.out, "published %s with key %s\n", msg.UUID, oneLine(msg.Metadata.Get(envelope.KeyHeader)))
 	return err
+}
+
+// openBrokerOnly connects to the broker alone.
+func (a *App) openBrokerOnly(ctx context.Context) error {
+	if err := os.MkdirAll(a.cfg.DataDir, 0o700); err != nil {
+		return fmt.Errorf("make the data folder: %w", err)
+	}
+	return a.openBroker(ctx)
 }

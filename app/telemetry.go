@@ -20,12 +20,22 @@ func newTracerProvider(cfg *config.Config) (trace.TracerProvider, func(context.C
 	if cfg.Telemetry.OTLPEndpoint == "" {
 		return noop.NewTracerProvider(), func(context.Context) error { return nil }, nil
 	}
-	exporter, err := otlptracehttp.New(context.Background(), otlptracehttp.WithEndpointURL(cfg.Telemetry.OTLPEndpoint))
+	options := []otlptracehttp.Option{otlptracehttp.WithEndpointURL(cfg.Telemetry.OTLPEndpoint)}
+	secret := config.SecretSource{Value: cfg.Telemetry.OTLPAuthorization, File: cfg.Telemetry.OTLPAuthorizationFile}
+	authorization, err := secret.Read()
+	if err != nil {
+		return nil, nil, fmt.Errorf("telemetry.otlp_authorization: %w", err)
+	}
+	if authorization != "" {
+		options = append(options, otlptracehttp.WithHeaders(map[string]string{"Authorization": authorization}))
+	}
+	exporter, err := otlptracehttp.New(context.Background(), options...)
 	if err != nil {
 		return nil, nil, fmt.Errorf("telemetry.otlp_endpoint: %w", err)
 	}
 	provider := sdktrace.NewTracerProvider(
 		sdktrace.WithBatcher(exporter),
+		sdktrace.WithSampler(sdktrace.ParentBased(sdktrace.TraceIDRatioBased(cfg.Telemetry.SampleRatio))),
 		sdktrace.WithResource(resource.NewSchemaless(semconv.ServiceName(cfg.Service))),
 	)
 	return provider, provider.Shutdown, nil

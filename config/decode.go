@@ -4,6 +4,7 @@ import (
 	"encoding"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -135,21 +136,38 @@ func (d *decoder) section(v reflect.Value, n *node, over []override, path string
 func (d *decoder) structure(v reflect.Value, n *node, over []override, path string) {
 	over = d.noValue(over, path, "a section")
 	fields := fieldsOf(v.Type())
-	var names, sections []string
-	for _, f := range fields {
-		names = append(names, f.name)
-		if !isScalar(f.typ) && f.typ.Kind() != reflect.Slice {
-			sections = append(sections, f.name)
-		}
-	}
+	names := namesOf(fields)
 	d.unknownNames(n, path, names)
 	matched, unknown := splitOverrides(over, names)
 	for _, o := range unknown {
-		d.problems.add(o.at, "", "unknown name %q%s", o.next(), o.misspelt(names, sections))
+		d.problems.add(o.at, "", "unknown name %q%s", o.next(), o.misspelt(o.next(), names, d.sectionsOf(fields)))
 	}
 	for _, f := range fields {
 		d.value(v.FieldByIndex(f.index), n.find(f.name), matched[f.name], join(path, f.name), f.rules)
 	}
+}
+
+func namesOf(fields []field) []string {
+	names := make([]string, len(fields))
+	for i, f := range fields {
+		names[i] = f.name
+	}
+	return names
+}
+
+// sectionsOf returns how a variable may begin that goes on below one of fields.
+func (d *decoder) sectionsOf(fields []field) []string {
+	var sections []string
+	for _, f := range fields {
+		if isScalar(f.typ) || f.typ.Kind() == reflect.Slice {
+			continue
+		}
+		sections = append(sections, envName(f.name))
+		for _, name := range d.known.names(f.rules.known) {
+			sections = append(sections, envName(f.name)+"__"+envName(name))
+		}
+	}
+	return sections
 }
 
 // unknownNames reports what stands in n beside names. At the top level names beginning "x-" are the author's own, for anchors.
@@ -174,35 +192,46 @@ func (d *decoder) mapping(v reflect.Value, n *node, over []override, path string
 	if known != nil || n != nil && n.kind != mapNode {
 		d.unknownNames(n, path, known)
 	}
+	names, matched := d.elementNames(v, n, over, known)
+	for _, name := range names {
+		d.element(v, n.find(name), matched[name], path, name)
+	}
+}
+
+// elementNames returns the names of a map's elements, and the overrides for each.
+func (d *decoder) elementNames(v reflect.Value, n *node, over []override, known []string) ([]string, map[string][]override) {
 	names := slices.Clone(known)
-	if n != nil {
-		for _, e := range n.entries {
-			if known == nil && !slices.Contains(names, e.name) {
-				names = append(names, e.name)
-			}
-		}
-	}
-	for _, key := range v.MapKeys() {
-		if !slices.Contains(names, key.String()) {
-			names = append(names, key.String())
-		}
-	}
-	matched, unknown := splitOverrides(over, names)
-	for _, o := range unknown {
-		if known != nil {
-			d.problems.add(o.at, "", "unknown name %q%s", o.next(), o.misspelt(names, names))
-			continue
-		}
-		name := strings.ToLower(o.next())
-		deeper, _ := o.descend(o.next())
-		matched[name] = append(matched[name], deeper)
+	add := func(name string) {
 		if !slices.Contains(names, name) {
 			names = append(names, name)
 		}
 	}
-	for _, name := range names {
-		d.element(v, n.find(name), matched[name], path, name)
+	if n != nil && known == nil {
+		for _, e := range n.entries {
+			add(e.name)
+		}
 	}
+	for _, key := range v.MapKeys() {
+		add(key.String())
+	}
+	matched, unknown := splitOverrides(over, names)
+	var below []string
+	if elem := v.Type().Elem(); elem.Kind() == reflect.Struct && elem != sectionType {
+		below = namesOf(fieldsOf(elem))
+	}
+	for _, o := range unknown {
+		name, deeper := o.guess(below)
+		if known != nil {
+			d.problems.add(o.at, "", "unknown name %q%s", name, o.misspelt(name, names, envNames(names)))
+			continue
+		}
+		if o.env {
+			name = strings.ToLower(name)
+		}
+		add(name)
+		matched[name] = append(matched[name], deeper)
+	}
+	return names, matched
 }
 
 func (d *decoder) element(v reflect.Value, n *node, over []override, path, name string) {
@@ -226,26 +255,34 @@ func (d *decoder) list(v reflect.Value, n *node, over []override, path string, r
 		d.problems.add(o.at, path, "is a list: set the whole of it, with commas between its items")
 	}
 	if value != nil {
-		n = &node{kind: listNode, at: value.at}
-		for _, text := range strings.Split(value.value, ",") {
-			if text = strings.TrimSpace(text); text != "" {
-				n.items = append(n.items, &node{kind: textNode, text: text, at: value.at})
-			}
-		}
+		n = commaList(value.value(), value.at)
 	}
 	switch {
 	case n == nil || n.kind == nullNode:
 		return
-	case n.kind != listNode:
-		d.problems.add(n.at, path, "is a list: write it as [a, b], also where it has one item")
+	case n.kind == mapNode:
+		d.problems.add(n.at, path, "is a list: write it as [a, b]")
 		return
+	case n.kind != listNode:
+		n = commaList(n.text, n.at)
 	}
 	d.note(path, n.at)
 	items := reflect.MakeSlice(v.Type(), len(n.items), len(n.items))
 	for i, item := range n.items {
-		d.value(items.Index(i), item, nil, join(path, itoa(i)), r)
+		d.value(items.Index(i), item, nil, path+"["+strconv.Itoa(i)+"]", r)
 	}
 	v.Set(items)
+}
+
+// commaList reads a list that is written as one text, as variables must.
+func commaList(text string, at origin) *node {
+	n := &node{kind: listNode, at: at}
+	for _, item := range strings.Split(text, ",") {
+		if item = strings.TrimSpace(item); item != "" {
+			n.items = append(n.items, &node{kind: textNode, text: item, at: at})
+		}
+	}
+	return n
 }
 
 func (d *decoder) note(path string, at origin) {

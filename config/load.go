@@ -72,7 +72,6 @@ type loader struct {
 	over    []override
 	known   Known
 	origins map[string]origin
-	warn    []Problem
 }
 
 // Load reads, decodes and checks the configuration. The error is an *Error with all problems, or says why the file cannot be read.

@@ -21,13 +21,16 @@ var kubernetes = regexp.MustCompile(`^ONCEMILL_([A-Z0-9]+_)*(SERVICE_HOST|SERVIC
 
 // override is a value of the environment or of a flag on its way to its place.
 type override struct {
-	value string
+	// value is a function so that no printing of whatever holds the override, by whatever verb, can show a secret.
+	value func() string
 	at    origin
 	// rest is the part of the name that is still to be matched: "" when the value has arrived.
 	rest string
 	// env tells a variable's spelling from a flag's.
 	env bool
 }
+
+func hide(value string) func() string { return func() string { return value } }
 
 // separator stands between two levels of a name.
 func (o override) separator() string {
@@ -47,6 +50,14 @@ func (o override) spelling(name string) string {
 
 func envName(name string) string {
 	return strings.ToUpper(strings.NewReplacer("-", "_", ".", "_").Replace(name))
+}
+
+func envNames(names []string) []string {
+	out := make([]string, len(names))
+	for i, name := range names {
+		out[i] = envName(name)
+	}
+	return out
 }
 
 // descend matches the next level against name.
@@ -72,24 +83,29 @@ func (o override) next() string {
 	return name
 }
 
-// misspelt says what the override was probably meant to be, given the names of this level and those
-// among them that have further levels.
-func (o override) misspelt(names, sections []string) string {
+// misspelt says what the override, whose name stands at this level, was probably meant to be, given the names
+// that are known here and the beginnings that have further levels, such as BROKERS and BROKERS__RABBITMQ.
+func (o override) misspelt(name string, names, sections []string) string {
 	before := strings.TrimSuffix(o.at.name, o.rest)
+	// Levels joined by one underscore are the commonest slip.
+	meant, length := "", 0
 	for _, s := range sections {
-		// Levels joined by one underscore are the commonest slip.
-		if one := envName(s) + "_"; o.env && strings.HasPrefix(strings.ToUpper(o.rest), one) && !strings.HasPrefix(strings.ToUpper(o.rest), one+"_") {
-			return `; did you mean "` + before + one + "_" + o.rest[len(one):] + `"?`
+		slip := strings.ReplaceAll(s, "__", "_") + "_"
+		if o.env && len(slip) > length && strings.HasPrefix(strings.ReplaceAll(strings.ToUpper(o.rest), "__", "_"), slip) {
+			meant, length = before+s+"__"+strings.ReplaceAll(o.rest, "__", "_")[len(slip):], len(slip)
 		}
 	}
-	if best := closest(o.next(), names); best != "" {
-		return `; did you mean "` + before + o.spelling(best) + o.rest[len(o.next()):] + `"?`
+	if meant != "" {
+		return `; did you mean "` + meant + `"?`
+	}
+	if best := closest(name, names); best != "" {
+		return `; did you mean "` + before + o.spelling(best) + o.rest[len(name):] + `"?`
 	}
 	spelt := make([]string, len(names))
 	for i, name := range names {
 		spelt[i] = o.spelling(name)
 	}
-	return suggest(o.next(), spelt)
+	return suggest(name, spelt)
 }
 
 // splitOverrides takes those that name into the rest of their way.
@@ -109,6 +125,23 @@ next:
 		unknown = append(unknown, o)
 	}
 	return matched, unknown
+}
+
+// guess splits off the name of a map's element that nothing is known of. A flag's may have dots: it ends before the first of
+// the names that an element has.
+func (o override) guess(below []string) (string, override) {
+	name := o.next()
+	if !o.env {
+		parts := strings.Split(o.rest, ".")
+		for i := 1; i < len(parts); i++ {
+			if slices.Contains(below, parts[i]) {
+				name = strings.Join(parts[:i], ".")
+				break
+			}
+		}
+	}
+	deeper, _ := o.descend(name)
+	return name, deeper
 }
 
 // arrived returns the value that ends here: a flag's before a variable's.
@@ -132,7 +165,7 @@ func overridesOf(env []string, flags map[string]string) (over []override, file s
 		case name == EnvFile:
 			file = value
 		default:
-			over = append(over, override{value: value, at: origin{name: name}, rest: strings.TrimPrefix(name, EnvPrefix), env: true})
+			over = append(over, override{value: hide(value), at: origin{name: name}, rest: strings.TrimPrefix(name, EnvPrefix), env: true})
 		}
 	}
 	slices.SortStableFunc(over, func(a, b override) int { return strings.Compare(a.at.name, b.at.name) })
@@ -142,7 +175,7 @@ func overridesOf(env []string, flags map[string]string) (over []override, file s
 	}
 	slices.Sort(paths)
 	for _, path := range paths {
-		over = append(over, override{value: flags[path], at: origin{name: "--" + path}, rest: path})
+		over = append(over, override{value: hide(flags[path]), at: origin{name: "--" + path}, rest: path})
 	}
 	return over, file
 }

@@ -100,7 +100,7 @@ var plainText = regexp.MustCompile(`^[A-Za-z_./~][A-Za-z0-9_./:@+-]*$`)
 
 func yamlText(s string) string {
 	switch strings.ToLower(s) {
-	case "true", "false", "null", "yes", "no", "on", "y", "n", "~", ".inf", ".nan":
+	case "true", "false", "null", "yes", "no", "on", "off", "y", "n", "~", ".inf", ".nan":
 		return strconv.Quote(s)
 	}
 	if plainText.MatchString(s) && !strings.HasSuffix(s, ":") {
@@ -212,7 +212,7 @@ func (n *node) set(o override) {
 // with returns the entry with an override that has reached it.
 func (e entry) with(o override) entry {
 	if o.rest == "" {
-		return entry{e.name, &node{kind: textNode, text: o.value, at: o.at}, o.at}
+		return entry{e.name, &node{kind: textNode, text: o.value(), at: o.at}, o.at}
 	}
 	e.value.set(o)
 	return e

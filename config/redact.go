@@ -12,7 +12,7 @@ var secretName = regexp.MustCompile(`(?i)(pass(word|wd|phrase)?|secret|token|cre
 func isSecretName(name string) bool { return secretName.MatchString(name) }
 
 var (
-	scheme = regexp.MustCompile(`[A-Za-z][A-Za-z0-9+.-]*://`)
+	scheme = regexp.MustCompile(`\b[A-Za-z][A-Za-z0-9+.-]*://`)
 	// pair matches secrets of connection strings such as "password=x" and of URL queries; values may be quoted.
 	pair = regexp.MustCompile(`(?i)\b([a-z_.-]*(?:pass(?:word|wd|phrase)?|pwd|secret|token|credential|api_?key|access_?key|private_?key|authorization)[a-z_]*)(\s*=\s*)('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^\s&;,]+)`)
 	// goDSN matches "user:password@protocol(address)", as Go's MySQL driver writes it.
@@ -51,20 +51,11 @@ func redactURLs(text string) string {
 	return b.String()
 }
 
-// redactUserInfo takes what follows a URL's scheme. A password that should have been encoded, and so hides
-// where the host begins, goes with everything up to the last '@'.
+// redactUserInfo takes what follows a URL's scheme. A password that should have been encoded hides where the host
+// begins, so everything up to the last '@' goes, also where that may have been host and path.
 func redactUserInfo(scheme, rest string) string {
-	authority := rest
-	if i := strings.IndexAny(rest, "/?#"); i >= 0 {
-		authority = rest[:i]
-	}
-	at := strings.LastIndexByte(authority, '@')
-	if at < 0 || hidesHost(authority[at+1:]) {
-		if last := strings.LastIndexByte(rest, '@'); last > at && hidesHost(authority[at+1:]) {
-			at = last
-		}
-	}
-	if at < 0 {
+	at := strings.LastIndexByte(rest, '@')
+	if at < 0 || strings.HasPrefix(rest, "[") { // an IPv6 host, without a user before it
 		return rest
 	}
 	user, _, hasPassword := strings.Cut(rest[:at], ":")
@@ -75,14 +66,4 @@ func redactUserInfo(scheme, rest string) string {
 		return redacted + rest[at:] // a token
 	}
 	return rest
-}
-
-// hidesHost reports that what stands where a host should has a colon without a port behind it.
-func hidesHost(host string) bool {
-	host, _, _ = strings.Cut(host, ",") // of several hosts the first tells enough
-	if i := strings.LastIndexByte(host, ']'); i >= 0 {
-		host = host[i+1:] // an IPv6 address has colons of its own
-	}
-	_, port, has := strings.Cut(host, ":")
-	return has && strings.Trim(port, "0123456789") != ""
 }

@@ -82,7 +82,11 @@ func (r *reference) structure(path, doc string, v reflect.Value, fixed bool) {
 			parts = append(parts, p)
 			continue
 		}
-		fmt.Fprintf(&r.out, "| `%s` | %s | %s | %s |\n", name, valueText(f), defaultText(v.Field(i), fixed), strings.ReplaceAll(doc, "|", "\\|"))
+		standard := defaultText(v.Field(i), fixed)
+		if text, told, ok := strings.Cut(doc, " Defaults to "); ok {
+			doc, standard = text, strings.TrimSuffix(told, ".")
+		}
+		fmt.Fprintf(&r.out, "| `%s` | %s | %s | %s |\n", name, valueText(f), standard, strings.ReplaceAll(doc, "|", "\\|"))
 	}
 	for _, p := range parts {
 		if p.value.IsValid() {
@@ -139,6 +143,9 @@ func valueText(f reflect.StructField) string {
 func defaultText(v reflect.Value, fixed bool) string {
 	if !fixed || v.Kind() == reflect.String && v.Len() == 0 {
 		return ""
+	}
+	if v.Kind() == reflect.String {
+		return "`" + v.String() + "`"
 	}
 	return "`" + scalarText(v, "") + "`"
 }

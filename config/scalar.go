@@ -16,8 +16,6 @@ var (
 	stdDurationType = reflect.TypeFor[time.Duration]()
 )
 
-func itoa(i int) string { return strconv.Itoa(i) }
-
 func isScalar(t reflect.Type) bool {
 	if t.Kind() == reflect.Pointer {
 		return isScalar(t.Elem())
@@ -40,7 +38,7 @@ func (d *decoder) scalar(v reflect.Value, n *node, over []override, path string,
 		d.problems.add(o.at, path, "has no names below it, such as %q", o.rest)
 	}
 	if value != nil {
-		n = &node{kind: textNode, text: value.value, at: value.at}
+		n = &node{kind: textNode, text: value.value(), at: value.at}
 	}
 	switch {
 	case n == nil:
@@ -210,7 +208,7 @@ func (d *decoder) anything(v reflect.Value, n *node, over []override, path strin
 		d.problems.add(o.at, path, "can be set from here as a whole only")
 	}
 	if value != nil {
-		v.Set(reflect.ValueOf(value.value))
+		v.Set(reflect.ValueOf(value.value()))
 		return
 	}
 	if n != nil {

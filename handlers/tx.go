@@ -17,7 +17,7 @@ type Tx interface {
 
 	// Rebind turns '?' into the dialect's placeholders.
 	Rebind(query string) string
-	// DriverName is the sqlx driver's name: "pgx", "sqlite", "mysql".
+	// DriverName is the name by which sqlx knows the driver: "pgx", "sqlite3", "mysql".
 	DriverName() string
 
 	// Publish adds messages to the outbox of this transaction: they leave when it commits. A *message.Message goes as it

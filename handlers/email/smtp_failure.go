@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/textproto"
 	"strings"
 	"unicode"
 
@@ -38,14 +39,21 @@ const (
 func (s *smtpTransport) failure(ctx context.Context, at step, err error) error {
 	var answer *smtp.SMTPError
 	answered := errors.As(err, &answer)
-	if !answered && ctx.Err() != nil {
+	var noise textproto.ProtocolError
+	switch {
+	case answered:
+	case ctx.Err() != nil:
 		err = context.Cause(ctx) // the connection was closed because of it
+	case errors.As(err, &noise):
+		err = errors.New("an answer that is not SMTP") // noise quotes it
 	}
 	where := fmt.Sprintf("smtp %s at %s", at, s.cfg.Host)
 	switch {
 	case answered && refused(at, answer.Code):
 		return handlers.Permanent("smtp-refused", fmt.Sprintf("%s: %s", where, answerText(answer)))
-	case at == atLetter && !(answered && answer.Code >= 400):
+	case answered && at == atLetter && answer.Code < 400:
+		return handlers.Unknown(fmt.Errorf("%s: unexpected answer %s", where, answerText(answer)))
+	case !answered && at == atLetter:
 		return handlers.Unknown(fmt.Errorf("%s: %w", where, err))
 	case at == atLogin && answered:
 		// A server's text about a login is not repeated: it may quote what was sent.

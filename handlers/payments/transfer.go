@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"strings"
 
 	"github.com/jmoiron/sqlx"
 
@@ -78,7 +79,7 @@ func (b *books) pay(ctx context.Context, tx handlers.Tx, msg Requested) (any, er
 // opposite directions wait for each other instead of deadlocking. SQLite has one writer and needs no row locks.
 func lockAccounts(ctx context.Context, tx handlers.Tx, t transfer) (from, to accountRow, err error) {
 	query := `SELECT id, currency, kind, balance FROM accounts WHERE id IN (?, ?) ORDER BY id`
-	if tx.DriverName() != "sqlite" {
+	if !strings.HasPrefix(tx.DriverName(), "sqlite") {
 		query += ` FOR UPDATE`
 	}
 	var rows []accountRow

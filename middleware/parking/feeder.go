@@ -137,11 +137,15 @@ func (f *Feeder) feed(ctx, work context.Context) time.Duration {
 	return f.nextDue(ctx)
 }
 
-// nextDue is at most Poll. What is due and was not leased (it is behind another row, or somebody else's) is looked for after Poll.
+// nextDue is at most Poll. What is due and was not leased (it is behind another row, or somebody else's) is looked for
+// again after Poll or a second.
 func (f *Feeder) nextDue(ctx context.Context) time.Duration {
 	due, waits, err := f.cfg.Store.NextDue(ctx, f.cfg.Scopes)
-	if err != nil || !waits || due <= 0 {
+	switch {
+	case err != nil || !waits:
 		return f.cfg.Poll
+	case due <= 0:
+		return min(f.cfg.Poll, time.Second)
 	}
 	return min(due, f.cfg.Poll)
 }

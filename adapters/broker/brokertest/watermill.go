@@ -12,13 +12,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/oncemill/oncemill/adapters/broker"
+	"github.com/oncemill/oncemill/middleware/envelope"
 )
 
 // Watermill runs Watermill's own universal suite through the adapter. Each constructor call opens a replica; the
 // suite's topics, whose names are longer than the message contract allows, are mapped to short ones.
 //
-// Its order tests allow one message in flight and know no ordering key, so GuaranteedOrder is not set: the order
-// that an adapter declares is tested by Run.
+// Its order tests allow one message in flight and know no ordering key. They run where order is declared, with one in
+// flight and the payload as ordering key; the others run with many in flight.
 func Watermill(t *testing.T, newHarness func(t *testing.T) Harness) {
 	h := newHarness(t)
 	features := tests.Features{
@@ -26,23 +27,46 @@ func Watermill(t *testing.T, newHarness func(t *testing.T) Harness) {
 		Persistent:     true,
 	}
 	run, all := token(), newRubbish(t)
-	constructor := func(t *testing.T, group string) (message.Publisher, message.Subscriber) {
-		pair := &pair{k: &kit{T: t, h: h, rubbish: all}, run: run, group: group, b: h.Open(t), declared: map[string]bool{}}
-		t.Cleanup(func() { _ = pair.b.Close() })
-		return &watermillPublisher{pair: pair}, &watermillSubscriber{pair: pair}
+	construct := func(t *testing.T, sub broker.Subscription) (message.Publisher, message.Subscriber) {
+		p := &pair{k: &kit{T: t, h: h, rubbish: all}, run: run, sub: sub, b: h.Open(t), declared: map[string]bool{}}
+		t.Cleanup(func() { _ = p.b.Close() })
+		return &watermillPublisher{pair: p}, &watermillSubscriber{pair: p}
 	}
 	tests.TestPubSub(t, features,
-		func(t *testing.T) (message.Publisher, message.Subscriber) { return constructor(t, "all") },
-		constructor)
+		func(t *testing.T) (message.Publisher, message.Subscriber) {
+			return construct(t, broker.Subscription{Group: "all"})
+		},
+		func(t *testing.T, group string) (message.Publisher, message.Subscriber) {
+			return construct(t, broker.Subscription{Group: group})
+		})
+
+	features.GuaranteedOrder = true
+	for name, test := range map[string]func(*testing.T, tests.TestContext, tests.PubSubConstructor){
+		"TestPublishSubscribeInOrder": tests.TestPublishSubscribeInOrder,
+		"TestNoAck":                   tests.TestNoAck,
+	} {
+		t.Run("Ordered/"+name, func(t *testing.T) {
+			t.Parallel()
+			probe := h.Open(t)
+			caps := probe.Capabilities()
+			require.NoError(t, probe.Close())
+			if caps.Ordering != broker.OrderByKey {
+				t.Skip("the broker declares no order by ordering key")
+			}
+			test(t, tests.TestContext{TestID: tests.NewTestID(), Features: features}, func(t *testing.T) (message.Publisher, message.Subscriber) {
+				return construct(t, broker.Subscription{Group: "all", Ordered: true, InFlight: 1})
+			})
+		})
+	}
 }
 
 // pair is the publisher and subscriber of one constructor call, on one broker, which
 // closes when both are closed.
 type pair struct {
-	k     *kit
-	run   string
-	group string
-	b     broker.Broker
+	k   *kit
+	run string
+	sub broker.Subscription
+	b   broker.Broker
 
 	mu       sync.Mutex
 	declared map[string]bool
@@ -60,7 +84,7 @@ func (p *pair) declare(long string) string {
 	defer p.mu.Unlock()
 	topic := p.topic(long)
 	if !p.declared[topic] {
-		p.k.declare(p.b, topic, p.group)
+		p.k.declareAs(p.b, topic, p.sub.Ordered, p.sub.Group)
 		p.declared[topic] = true
 	}
 	return topic
@@ -80,6 +104,11 @@ func (p *pair) close(side int) error {
 type watermillPublisher struct{ pair *pair }
 
 func (p *watermillPublisher) Publish(topic string, msgs ...*message.Message) error {
+	if p.pair.sub.Ordered {
+		for _, msg := range msgs {
+			msg.Metadata.Set(envelope.OrderingKeyHeader, string(msg.Payload))
+		}
+	}
 	return p.pair.b.Publisher().Publish(p.pair.topic(topic), msgs...)
 }
 
@@ -100,7 +129,9 @@ func (s *watermillSubscriber) SubscribeInitialize(topic string) error {
 
 func (s *watermillSubscriber) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
 	short := s.pair.declare(topic)
-	sub, err := s.pair.b.Subscriber(broker.Subscription{Topic: short, Group: s.pair.group})
+	description := s.pair.sub
+	description.Topic = short
+	sub, err := s.pair.b.Subscriber(description)
 	require.NoError(s.pair.k, err)
 	s.mu.Lock()
 	s.subs = append(s.subs, sub)

@@ -110,8 +110,8 @@ func (b *Broker) Subscriber(sub broker.Subscription) (broker.Subscriber, error) 
 	if err := envelope.ValidateTopic(sub.Topic); err != nil {
 		return nil, fmt.Errorf("kafka: subscription: %w", err)
 	}
-	if sub.Group == "" {
-		return nil, errors.New("kafka: the subscription has no group")
+	if !groupPattern.MatchString(sub.Group) {
+		return nil, fmt.Errorf("kafka: subscription: group %q: 1 to 100 letters, digits, '.', '_' and '-' are allowed", sub.Group)
 	}
 	if sub.InFlight <= 0 {
 		sub.InFlight = defaultInFlight

@@ -94,18 +94,11 @@ func (b *Broker) reduce(ctx context.Context, physical, group string, left backlo
 // before it. Transactions leave offsets behind that no consumer sees: markers, and the records of aborted ones.
 func (b *Broker) skipMarkers(ctx context.Context, physical string, partition int32, from, end int64) (int64, error) {
 	for from < end {
-		next := from
-		err := b.within(ctx, func() error {
-			block, err := b.fetch(physical, partition, from)
-			if err != nil {
-				return err
-			}
-			next = behindMarkers(block, from)
-			return nil
-		})
+		block, err := call(ctx, b, func() (*sarama.FetchResponseBlock, error) { return b.fetch(physical, partition, from) })
 		if err != nil {
 			return from, err
 		}
+		next := behindMarkers(block, from)
 		if next == from {
 			return from, nil
 		}

@@ -33,14 +33,13 @@ func (c Config) newConfig(opts broker.Options) (*sarama.Config, error) {
 		return nil, fmt.Errorf("kafka: version: %w", err)
 	}
 	conf := sarama.NewConfig()
-	conf.MetricRegistry = newNoMetrics()
 	conf.Version = version
 	conf.ClientID = c.clientID(opts)
 	conf.Net.DialTimeout, conf.Net.ReadTimeout, conf.Net.WriteTimeout = dialTimeout, readTimeout, dialTimeout
 	conf.Metadata.Full = false
 	conf.Metadata.AllowAutoTopicCreation = false
 	conf.Metadata.RefreshFrequency = metadataRefresh
-	conf.Metadata.Retry.Max, conf.Metadata.Retry.Backoff = 4, 150*time.Millisecond
+	conf.Metadata.Retry.Max, conf.Metadata.Retry.Backoff = 3, 100*time.Millisecond
 	conf.Admin.Timeout = 10 * time.Second
 	conf.Consumer.IsolationLevel = sarama.ReadCommitted
 	return conf, c.secure(conf)
@@ -131,6 +130,7 @@ func (c Config) groupConfig(opts broker.Options) (*sarama.Config, error) {
 		return nil, err
 	}
 	conf.ChannelBufferSize = 16
+	conf.Metadata.Retry.Max, conf.Metadata.Retry.Backoff = 12, 250*time.Millisecond // heartbeats outlive a short outage
 	conf.Consumer.Return.Errors = true
 	conf.Consumer.MaxWaitTime = fetchWait
 	conf.Consumer.Retry.Backoff = 500 * time.Millisecond
@@ -145,26 +145,40 @@ func (c Config) groupConfig(opts broker.Options) (*sarama.Config, error) {
 	return conf, nil
 }
 
-// within runs f, which cannot be interrupted, and waits for it at most until ctx ends. The broker waits
-// for what is left behind when it closes; the library's own time-outs bound it.
-func (b *Broker) within(ctx context.Context, f func() error) error {
-	if err := ctx.Err(); err != nil {
-		return err
+// call runs f, which cannot be interrupted, and waits for it at most until ctx ends. The broker waits
+// for what is left behind when it closes; the library's own time-outs bound it. f must not write to variables of its caller.
+func call[T any](ctx context.Context, b *Broker, f func() (T, error)) (T, error) {
+	type result struct {
+		value T
+		err   error
 	}
-	done := make(chan error, 1)
+	var none T
+	if err := ctx.Err(); err != nil {
+		return none, err
+	}
+	done := make(chan result, 1)
 	b.mu.Lock()
 	if b.finished {
 		b.mu.Unlock()
-		return ErrClosed
+		return none, ErrClosed
 	}
-	b.calls.Go(func() { done <- f() })
+	b.calls.Go(func() {
+		value, err := f()
+		done <- result{value, err}
+	})
 	b.mu.Unlock()
 	select {
-	case err := <-done:
-		return err
+	case r := <-done:
+		return r.value, r.err
 	case <-ctx.Done():
-		return ctx.Err()
+		return none, ctx.Err()
 	}
+}
+
+// within is call for what has no result.
+func (b *Broker) within(ctx context.Context, f func() error) error {
+	_, err := call(ctx, b, func() (struct{}, error) { return struct{}{}, f() })
+	return err
 }
 
 // isMissingTopic reports that the cluster does not know the topic.

@@ -97,7 +97,10 @@ func defaults() Config {
 	}
 }
 
-var topicPattern = regexp.MustCompile(`^[A-Za-z0-9._-]{1,249}$`)
+var (
+	topicPattern = regexp.MustCompile(`^[A-Za-z0-9._-]{1,249}$`)
+	groupPattern = regexp.MustCompile(`^[A-Za-z0-9._-]{1,100}$`)
+)
 
 // Validate reports all problems at once, each with the key that is wrong and what to do.
 func (c Config) Validate() error {

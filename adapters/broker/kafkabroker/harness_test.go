@@ -4,11 +4,13 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"os"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/IBM/sarama"
+	"github.com/rcrowley/go-metrics"
 	"github.com/stretchr/testify/require"
 
 	"github.com/oncemill/oncemill/adapters/broker"
@@ -16,6 +18,12 @@ import (
 	"github.com/oncemill/oncemill/adapters/broker/kafkabroker"
 	"github.com/oncemill/oncemill/internal/testenv"
 )
+
+// TestMain starts the goroutine that the library's measurements share for the life of the process, so that it is no leak of a test.
+func TestMain(m *testing.M) {
+	metrics.NewMeter().Stop()
+	os.Exit(m.Run())
+}
 
 // testConfig is the configuration of tests: as short a time-out of dead members as the server allows.
 func testConfig(t testing.TB) kafkabroker.Config {

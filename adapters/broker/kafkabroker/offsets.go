@@ -65,18 +65,21 @@ func (b *Broker) CommittedOffsets(ctx context.Context, group, topic string) (boo
 	return len(committed) > 0, err
 }
 
-func (b *Broker) partitions(ctx context.Context, physical string) (partitions []int32, err error) {
-	err = b.within(ctx, func() error {
-		partitions, err = b.client.Partitions(physical)
-		return err
-	})
-	return partitions, err
+func (b *Broker) partitions(ctx context.Context, physical string) ([]int32, error) {
+	return call(ctx, b, func() ([]int32, error) { return b.client.Partitions(physical) })
 }
 
-func (b *Broker) offset(ctx context.Context, physical string, partition int32, at int64) (offset int64, err error) {
-	err = b.within(ctx, func() error {
-		offset, err = b.client.GetOffset(physical, partition, at)
-		return err
+// offset asks the partition's leader, once more when the leader has changed.
+func (b *Broker) offset(ctx context.Context, physical string, partition int32, at int64) (int64, error) {
+	offset, err := call(ctx, b, func() (int64, error) {
+		offset, err := b.client.GetOffset(physical, partition, at)
+		if err == nil {
+			return offset, nil
+		}
+		if err := b.client.RefreshMetadata(physical); err != nil {
+			return 0, err
+		}
+		return b.client.GetOffset(physical, partition, at)
 	})
 	if err != nil {
 		return 0, fmt.Errorf("kafka: asking for an offset of %s/%d: %w", physical, partition, err)
@@ -89,34 +92,42 @@ func (b *Broker) fetchPoints(ctx context.Context, physical, group string, partit
 	if len(partitions) == 0 {
 		return nil, nil
 	}
-	points := map[int32]point{}
-	err := b.coordinate(ctx, group, func(node *sarama.Broker) error {
+	response, err := coordinate(ctx, b, group, func(node *sarama.Broker) (*sarama.OffsetFetchResponse, error) {
 		request := sarama.NewOffsetFetchRequest(b.client.Config().Version, group, map[string][]int32{physical: partitions})
 		request.RequireStable = request.Version >= 7
 		response, err := node.FetchOffset(request)
 		if err != nil {
-			return transportError{err}
+			return nil, transportError{err}
 		}
-		if response.Err != sarama.ErrNoError {
-			return response.Err
-		}
-		for _, partition := range partitions {
-			block := response.GetBlock(physical, partition)
-			switch {
-			case block == nil:
-				return sarama.ErrIncompleteResponse
-			case block.Err != sarama.ErrNoError:
-				return block.Err
-			case block.Offset >= 0:
-				points[partition] = point{offset: block.Offset, upTo: parseMetadata(block.Metadata)}
-			}
-		}
-		return nil
+		return response, fetchError(response, physical, partitions)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("kafka: reading the offsets of group %s: %w", group, err)
 	}
+	points := map[int32]point{}
+	for _, partition := range partitions {
+		if block := response.GetBlock(physical, partition); block.Offset >= 0 {
+			points[partition] = point{offset: block.Offset, upTo: parseMetadata(block.Metadata)}
+		}
+	}
 	return points, nil
+}
+
+// fetchError returns the first error in the answer.
+func fetchError(response *sarama.OffsetFetchResponse, physical string, partitions []int32) error {
+	if response.Err != sarama.ErrNoError {
+		return response.Err
+	}
+	for _, partition := range partitions {
+		block := response.GetBlock(physical, partition)
+		if block == nil {
+			return sarama.ErrIncompleteResponse
+		}
+		if block.Err != sarama.ErrNoError {
+			return block.Err
+		}
+	}
+	return nil
 }
 
 func parseMetadata(text string) int64 {
@@ -136,19 +147,17 @@ func (b *Broker) commitPoints(ctx context.Context, owner groupMember, points map
 	if len(points) == 0 {
 		return nil, nil
 	}
-	var response *sarama.OffsetCommitResponse
-	err := b.coordinate(ctx, owner.group, func(node *sarama.Broker) error {
+	response, err := coordinate(ctx, b, owner.group, func(node *sarama.Broker) (*sarama.OffsetCommitResponse, error) {
 		request := sarama.NewOffsetCommitRequest(b.client.Config(), owner.group)
 		request.ConsumerID, request.ConsumerGroupGeneration = owner.member, owner.generation
 		for partition, p := range points {
 			request.AddBlockWithLeaderEpoch(owner.topic, partition, p.offset, -1, 0, metadataPrefix+strconv.FormatInt(p.upTo, 10))
 		}
-		answer, err := node.CommitOffset(request)
+		response, err := node.CommitOffset(request)
 		if err != nil {
-			return transportError{err}
+			return nil, transportError{err}
 		}
-		response = answer
-		return worst(answer, owner.topic)
+		return response, moved(response, owner.topic)
 	})
 	if response == nil {
 		return nil, fmt.Errorf("kafka: committing offsets of group %s: %w", owner.group, err)
@@ -168,8 +177,8 @@ func (b *Broker) commitPoints(ctx context.Context, owner groupMember, points map
 	return committed, errors.Join(errs...)
 }
 
-// worst returns an error that asks for another coordinator, where the answer has one.
-func worst(response *sarama.OffsetCommitResponse, topic string) error {
+// moved returns an error that asks for another coordinator, where the answer has one.
+func moved(response *sarama.OffsetCommitResponse, topic string) error {
 	for _, code := range response.Errors[topic] {
 		if needsCoordinator(code) {
 			return code
@@ -190,16 +199,15 @@ func needsCoordinator(err error) bool {
 
 // coordinate runs ask with the group's coordinator. When the coordinator has moved or does not answer it looks for it once
 // more, three times in all.
-func (b *Broker) coordinate(ctx context.Context, group string, ask func(*sarama.Broker) error) error {
+func coordinate[T any](ctx context.Context, b *Broker, group string, ask func(*sarama.Broker) (T, error)) (T, error) {
 	const attempts = 3
-	return b.within(ctx, func() error {
-		var err error
+	return call(ctx, b, func() (answer T, err error) {
 		for attempt := range attempts {
 			if attempt > 0 {
 				select {
 				case <-time.After(100 * time.Millisecond):
 				case <-ctx.Done():
-					return ctx.Err()
+					return answer, ctx.Err()
 				}
 				_ = b.client.RefreshCoordinator(group)
 			}
@@ -207,16 +215,16 @@ func (b *Broker) coordinate(ctx context.Context, group string, ask func(*sarama.
 			if node, err = b.client.Coordinator(group); err != nil {
 				continue
 			}
-			err = ask(node)
+			answer, err = ask(node)
 			var broken transportError
 			if errors.As(err, &broken) {
 				_ = node.Close()
 				continue
 			}
 			if !needsCoordinator(err) {
-				return err
+				return answer, err
 			}
 		}
-		return err
+		return answer, err
 	})
 }

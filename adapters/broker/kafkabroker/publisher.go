@@ -212,12 +212,7 @@ func (p *publisher) producer(ctx context.Context) (*producer, error) {
 	if current != nil {
 		return current, nil
 	}
-	var made *producer
-	err := p.b.within(ctx, func() (err error) {
-		made, err = p.make()
-		return err
-	})
-	return made, err
+	return call(ctx, p.b, p.make)
 }
 
 // make starts a producer, unless somebody else was faster.

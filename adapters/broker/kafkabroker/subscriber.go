@@ -19,6 +19,8 @@ const (
 	defaultInFlight = 256
 	// leaveTimeout is what a drained member gets to end its assignment.
 	leaveTimeout = lastCommitTimeout + 2*time.Second
+	// logPause is the time between two logged errors of the library.
+	logPause = 5 * time.Second
 )
 
 var (
@@ -224,7 +226,7 @@ func (s *subscriber) setWhy(err error) {
 
 // member joins the group and stays in it, over rebalances, until ctx ends or something fails. It leaves the group before it returns.
 func (s *subscriber) member(ctx context.Context) error {
-	if err := s.prepare(ctx); err != nil {
+	if err := s.b.Declare(ctx, s.sub.Topic, nil); err != nil {
 		return err
 	}
 	conf, err := s.b.conf.groupConfig(s.b.opts)
@@ -251,14 +253,6 @@ func (s *subscriber) member(ctx context.Context) error {
 		err = fmt.Errorf("kafka: leaving group %s: %w", s.group, closeErr)
 	}
 	return err
-}
-
-// prepare makes or checks the topic.
-func (s *subscriber) prepare(ctx context.Context) error {
-	if s.b.conf.Topology == TopologyOff {
-		return nil
-	}
-	return s.b.Declare(ctx, s.sub.Topic, nil)
 }
 
 func (s *subscriber) consume(ctx context.Context, group sarama.ConsumerGroup) error {
@@ -292,9 +286,18 @@ func forceClose(ctx context.Context, left <-chan struct{}, client sarama.Client)
 	}
 }
 
+// logErrors logs what the library tells. An outage makes it tell the same of each partition, over and over: one
+// line in a while says how many were left out.
 func (s *subscriber) logErrors(errs <-chan error) {
+	var last time.Time
+	omitted := 0
 	for err := range errs {
-		s.log.Warn("kafka consumer", slog.String("topic", s.physical), slog.Any("err", err))
+		if time.Since(last) < logPause {
+			omitted++
+			continue
+		}
+		s.log.Warn("kafka consumer", slog.String("topic", s.physical), slog.Int("omitted", omitted), slog.Any("err", err))
+		last, omitted = time.Now(), 0
 	}
 }
 
@@ -314,6 +317,9 @@ func (h *handler) Setup(session sarama.ConsumerGroupSession) error {
 	default:
 	}
 	g, err := newGeneration(h.s, session)
+	if session.Context().Err() != nil && err != nil {
+		return nil // the next rebalance has come already: it is no reason to leave the group
+	}
 	if err != nil {
 		return err
 	}
@@ -324,6 +330,9 @@ func (h *handler) Setup(session sarama.ConsumerGroupSession) error {
 
 // ConsumeClaim hands over one partition's records until it is taken away.
 func (h *handler) ConsumeClaim(_ sarama.ConsumerGroupSession, partition sarama.ConsumerGroupClaim) error {
+	if h.g == nil {
+		return nil
+	}
 	if c := h.g.claims[partition.Partition()]; c != nil {
 		c.run(partition.Messages())
 	}

@@ -28,12 +28,11 @@ func (b *Broker) Declare(ctx context.Context, topic string, _ []broker.Subscript
 	if err := envelope.ValidateTopic(topic); err != nil {
 		return fmt.Errorf("kafka: declaring a topic: %w", err)
 	}
-	if b.conf.Topology == TopologyOff {
-		return nil
-	}
 	physical := b.conf.physicalTopic(topic)
-	if err := b.ensureTopic(ctx, physical); err != nil {
-		return err
+	if b.conf.Topology != TopologyOff {
+		if err := b.ensureTopic(ctx, physical); err != nil {
+			return err
+		}
 	}
 	b.learn(ctx, physical)
 	return nil
@@ -92,11 +91,7 @@ func (b *Broker) createTopic(ctx context.Context, physical string) error {
 
 // learn reads what capabilities depend on. What cannot be read is unknown, not an error: a program may have no right to read configurations.
 func (b *Broker) learn(ctx context.Context, physical string) {
-	var facts topicFact
-	err := b.within(ctx, func() (err error) {
-		facts, err = describeTopic(b.client, physical)
-		return err
-	})
+	facts, err := call(ctx, b, func() (topicFact, error) { return describeTopic(b.client, physical) })
 	if err != nil {
 		b.log.Warn("kafka topic configuration cannot be read; its retention counts as unlimited",
 			slog.String("topic", physical), slog.Any("err", err))

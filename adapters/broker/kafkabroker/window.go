@@ -71,6 +71,7 @@ type window struct {
 	suspects  int64 // below it records may have been delivered before this assignment
 	committed int64
 	upTo      int64 // the bound of deliveries in the last commit
+	begun     bool  // a record has been pulled
 	over      bool  // settlements come too late
 }
 
@@ -90,12 +91,23 @@ func (w *window) wantsMore() bool {
 func (w *window) pull(record *sarama.ConsumerMessage) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if record.Offset < w.next { // nothing comes twice within one assignment
-		return
+	if record.Offset < w.next {
+		if w.begun { // nothing comes twice within one assignment
+			return
+		}
+		w.rebase(record.Offset)
 	}
+	w.begun = true
 	w.pending = &entry{record: record}
 	w.entries = append(w.entries, w.pending)
 	w.next = record.Offset + 1
+}
+
+// rebase begins at an offset below the committed one: the log has been cut, or the topic made anew. Nothing is
+// delivered before that is committed.
+func (w *window) rebase(base int64) {
+	w.next, w.committed, w.delivered, w.suspects = base, base, base, 0
+	w.upTo = 0
 }
 
 // upcoming returns the record to hand over now, or nil and the time until a redelivery is due; no time is zero.
@@ -267,6 +279,9 @@ func (w *window) due() (point, bool) {
 func (w *window) urgent() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.upTo == 0 {
+		return true
+	}
 	gain := w.position() - w.committed
 	return gain >= w.size/2 || gain > 0 && w.pending != nil && !w.allows(w.pending)
 }

@@ -22,7 +22,7 @@ type Broker struct {
 	publisher    *publisher
 	capabilities broker.Capabilities
 	// marks remembers, beyond a crash of an embedded server, what was handed over; nil for an external one.
-	marks func(stream, durable string) (*mark, error)
+	marks func(identity, durable string) (*mark, error)
 	// after ends what the connection depends on, such as an embedded server.
 	after func() error
 

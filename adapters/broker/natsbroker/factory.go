@@ -56,14 +56,15 @@ func openExternal(ctx context.Context, decode func(any) error, opts broker.Optio
 		return nil, fmt.Errorf("nats: %w; check that %s is reachable and that the credentials are right", err, where.list())
 	}
 	b := newBroker("nats", cfg, opts, l)
-	b.capabilities = cfg.capabilities(b.maxPayload, l.nc.MaxPayload())
+	b.capabilities = cfg.capabilities(cfg.Replicas >= 3 && cfg.Topology == topologyDeclare, b.maxPayload, l.nc.MaxPayload())
 	if err := l.ping(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("nats: %w; the server must run with JetStream, and the account must have it", err), b.Close())
 	}
 	return b, nil
 }
 
-func (c *Config) capabilities(maxPayload int, serverMax int64) broker.Capabilities {
+// capabilities are what the configuration promises on a server that takes messages of serverMax bytes.
+func (c *Config) capabilities(durable bool, maxPayload int, serverMax int64) broker.Capabilities {
 	caps := broker.Capabilities{
 		Ordering:          broker.OrderByKey,
 		OrderedBatch:      true,
@@ -71,7 +72,7 @@ func (c *Config) capabilities(maxPayload int, serverMax int64) broker.Capabiliti
 		RedeliveryReason:  "the stream's max_age",
 		DeliveryCount:     true,
 		DedupeWindow:      dedupeWindow,
-		Durable:           c.Replicas >= 3,
+		Durable:           durable,
 	}
 	if c.MaxAge == 0 {
 		caps.RedeliveryReason = "the stream keeps messages without a limit of age"
@@ -81,9 +82,8 @@ func (c *Config) capabilities(maxPayload int, serverMax int64) broker.Capabiliti
 	if c.Topology != topologyDeclare {
 		caps.LongestRedelivery = 0
 		caps.RedeliveryReason = "the streams are configured elsewhere"
-		caps.Durable = false
 	}
-	if !caps.Durable {
+	if !durable {
 		caps.Caveats = append(caps.Caveats, "with fewer than 3 replicas a confirmed message may be lost with its machine, unless the server runs with sync_interval: always")
 	}
 	if serverMax < int64(maxPayload)+headerRoom {

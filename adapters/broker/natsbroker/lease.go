@@ -46,6 +46,7 @@ type lease struct {
 	owner  string
 	logger *slog.Logger
 	lost   chan struct{} // closed when it is lost
+	onLost func()
 	cancel context.CancelFunc
 	done   chan struct{} // closed when renewing has ended
 
@@ -89,8 +90,8 @@ func (s *subscriber) holdLease(ctx context.Context) error {
 		if held.holds() {
 			return nil
 		}
-		s.takeAway()
 		held.end()
+		s.takeAway()
 	}
 	p, err := s.b.topology.place(ctx, s.sub.Topic)
 	if err != nil {
@@ -112,7 +113,7 @@ func (s *subscriber) holdLease(ctx context.Context) error {
 
 // takeLease stands by until the lease is free.
 func (s *subscriber) takeLease(ctx context.Context, kv jetstream.KeyValue, key string) (*lease, error) {
-	l := &lease{kv: kv, key: key, owner: nuid.Next(), logger: s.logger, lost: make(chan struct{}), done: make(chan struct{})}
+	l := &lease{kv: kv, key: key, owner: nuid.Next(), logger: s.logger, onLost: s.takeAway, lost: make(chan struct{}), done: make(chan struct{})}
 	var seen uint64
 	var since time.Time
 	for {
@@ -182,6 +183,7 @@ func (l *lease) renew(ctx context.Context) {
 		if errors.Is(err, errLeaseLost) || !l.holds() {
 			l.logger.Warn("nats lease of an ordered subscription was lost", slog.Any("err", err))
 			close(l.lost)
+			l.onLost()
 			return
 		}
 	}

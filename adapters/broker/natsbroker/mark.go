@@ -3,6 +3,7 @@ package natsbroker
 import (
 	"fmt"
 	"os"
+	"sync"
 	"sync/atomic"
 	"unsafe"
 
@@ -17,6 +18,7 @@ import (
 // look as if they had never been delivered. The mark outlives the process, because memory mapped to a file does; only a
 // crash of the machine loses it, which is no handler's fault.
 type mark struct {
+	mu   sync.RWMutex // guards the mapping's end, not its value
 	data []byte
 }
 
@@ -42,11 +44,20 @@ func openMark(path string) (*mark, error) {
 // word is the mark as one machine word; a mapping is aligned to a page.
 func (m *mark) word() *uint64 { return (*uint64)(unsafe.Pointer(unsafe.SliceData(m.data))) }
 
-func (m *mark) value() uint64 { return atomic.LoadUint64(m.word()) }
+func (m *mark) value() uint64 {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	if m.data == nil {
+		return 0
+	}
+	return atomic.LoadUint64(m.word())
+}
 
-// raise moves the mark up to seq; it never moves it down.
+// raise moves the mark up to seq; it never moves it down. After close it does nothing.
 func (m *mark) raise(seq uint64) {
-	for {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	for m.data != nil {
 		old := atomic.LoadUint64(m.word())
 		if seq <= old || atomic.CompareAndSwapUint64(m.word(), old, seq) {
 			return
@@ -54,4 +65,13 @@ func (m *mark) raise(seq uint64) {
 	}
 }
 
-func (m *mark) close() error { return unix.Munmap(m.data) }
+func (m *mark) close() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.data == nil {
+		return
+	}
+	// Its only errors are those of wrong arguments.
+	_ = unix.Munmap(m.data)
+	m.data = nil
+}

@@ -129,7 +129,6 @@ func (s *subscriber) awaitDue(ctx context.Context, info *jetstream.ConsumerInfo,
 		case <-change:
 			return nil, errConnectionChanged
 		case <-s.leaseLost():
-			s.takeAway()
 			return nil, errLeaseLost
 		case <-s.stop:
 			return nil, errStopping
@@ -175,7 +174,6 @@ func (s *subscriber) answered(p *pull, change <-chan struct{}) error {
 		case <-limit:
 			return errPullSilent
 		case <-s.leaseLost():
-			s.takeAway()
 			return errLeaseLost
 		case <-change:
 			return errConnectionChanged

@@ -85,19 +85,21 @@ func (s *subscriber) open(ctx context.Context) (*jetstream.ConsumerInfo, error) 
 	if err != nil {
 		return nil, fmt.Errorf("reading stream %s: %w", info.Stream, err)
 	}
-	if err := s.openMark(info); err != nil {
+	// The stream's birth tells it from one of the same name whose numbers began anew.
+	identity := fmt.Sprintf("%s/%d", info.Stream, stream.CachedInfo().Created.Unix())
+	if err := s.openMark(identity, info.Name); err != nil {
 		return nil, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.sessions++
 	s.session = fmt.Sprintf("%s/%d", s.b.link.name(), s.sessions)
-	// The stream's birth tells it from one of the same name whose numbers began anew.
-	s.identity = fmt.Sprintf("%s/%d", info.Stream, stream.CachedInfo().Created.Unix())
+	s.identity = identity
 	if info.Config.AckWait > 0 {
 		s.ackWait = info.Config.AckWait
 	}
 	if s.mark != nil {
+		// Read before anything is asked for: what comes up to here was handed over before, by whichever replica.
 		s.marked = s.mark.value()
 	}
 	s.dropForgotten(info.Delivered.Stream)
@@ -105,13 +107,17 @@ func (s *subscriber) open(ctx context.Context) (*jetstream.ConsumerInfo, error) 
 }
 
 // openMark opens the memory of what was handed over, for a server that may forget it.
-func (s *subscriber) openMark(info *jetstream.ConsumerInfo) error {
+func (s *subscriber) openMark(identity, durable string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.b.marks == nil || s.mark != nil {
+	if s.b.marks == nil || s.mark != nil && s.identity == identity {
 		return nil
 	}
-	m, err := s.b.marks(info.Stream, info.Name)
+	if s.mark != nil {
+		s.mark.close()
+		s.mark = nil
+	}
+	m, err := s.b.marks(identity, durable)
 	if err != nil {
 		return fmt.Errorf("opening the consumer's mark: %w", err)
 	}
@@ -152,7 +158,6 @@ func (s *subscriber) pump(p *pull, change <-chan struct{}) error {
 				return errGap
 			}
 		case <-s.leaseLost():
-			s.takeAway()
 			return errLeaseLost
 		case <-change:
 			return errConnectionChanged
@@ -176,4 +181,13 @@ func (s *subscriber) wanted(p *pull) int {
 		return 0
 	}
 	return free
+}
+
+func (s *subscriber) closeMark() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mark != nil {
+		s.mark.close()
+		s.mark = nil
+	}
 }

@@ -119,6 +119,7 @@ func (s *subscriber) run(release func() bool) {
 	feeding.Wait()
 	s.settlers.Wait()
 	s.releaseLease()
+	s.closeMark()
 	cancel()
 	helpers.Wait()
 	s.setProblem(errStopped)

@@ -29,6 +29,7 @@ type session struct {
 
 	slots    chan struct{} // one for each message in flight
 	watchers sync.WaitGroup
+	requests chan struct{} // closed when drain's request has ended: the channel takes one at a time
 }
 
 // open opens a channel, prepares the queue as the topology says, and consumes.
@@ -185,9 +186,14 @@ func (ss *session) hold(uuid string) {
 // With one active consumer the queue must not be given up before: the next consumer would get the messages behind
 // those in flight. There the closing of the channel puts everything back, in its place.
 func (ss *session) drain(pending *amqp.Delivery) error {
-	if !ss.s.sub.Ordered {
-		ss.s.b.work.Go(func() { ss.giveBack(pending) })
-	}
+	given := make(chan struct{})
+	ss.requests = given
+	ss.s.b.work.Go(func() {
+		defer close(given)
+		if !ss.s.sub.Ordered {
+			ss.giveBack(pending)
+		}
+	})
 	for range cap(ss.slots) {
 		select {
 		case ss.slots <- struct{}{}:
@@ -219,6 +225,9 @@ func (ss *session) close() {
 	closed := make(chan struct{})
 	ss.s.b.work.Go(func() {
 		defer close(closed)
+		if ss.requests != nil {
+			<-ss.requests
+		}
 		_ = ss.ch.Close()
 	})
 	select {

@@ -5,6 +5,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"strconv"
+	"strings"
 	"time"
 
 	"modernc.org/sqlite"
@@ -23,7 +24,11 @@ func (dialect) Name() string { return "sqlite" }
 
 func (d dialect) Bind(s *sqlcore.Stmt) (string, []any) {
 	now := d.now()
-	return sqlcore.Spell(spelling{now}, s, sqlcore.FormatTime(now))
+	query, args := sqlcore.Spell(spelling{now}, s, sqlcore.FormatTime(now))
+	if len(args) == 1 && !strings.Contains(query, "?1") {
+		args = nil
+	}
+	return query, args
 }
 
 // Primary result codes of SQLite; an extended code has its own in the upper bits.

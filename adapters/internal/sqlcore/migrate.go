@@ -1,0 +1,98 @@
+package sqlcore
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"slices"
+
+	"github.com/pressly/goose/v3"
+)
+
+// MigrationSet is one set of goose files with a version table of its own.
+type MigrationSet struct {
+	Name  string
+	Files fs.FS
+}
+
+// Folder is the part of files for a dialect; false where there is none.
+func Folder(files fs.FS, dialect string) (fs.FS, bool) {
+	if files == nil {
+		return nil, false
+	}
+	if info, err := fs.Stat(files, dialect); err != nil || !info.IsDir() {
+		return nil, false
+	}
+	sub, err := fs.Sub(files, dialect)
+	return sub, err == nil
+}
+
+func (m MigrationSet) table() string { return "oncemill_version_" + m.Name }
+
+func (m MigrationSet) provider(db *sql.DB, dialect goose.Dialect, logger *slog.Logger) (*goose.Provider, error) {
+	p, err := goose.NewProvider(dialect, db, m.Files,
+		goose.WithTableName(m.table()), goose.WithDisableGlobalRegistry(true), goose.WithSlog(logger))
+	if err != nil {
+		return nil, fmt.Errorf("migrations of %s: %w", m.Name, err)
+	}
+	return p, nil
+}
+
+// MigrateUp brings each set up to date, in order. The caller holds the lock that keeps other replicas out.
+func MigrateUp(ctx context.Context, db *sql.DB, dialect goose.Dialect, sets []MigrationSet, logger *slog.Logger) error {
+	for _, set := range sets {
+		p, err := set.provider(db, dialect, logger)
+		if err != nil {
+			return err
+		}
+		if _, err := p.Up(ctx); err != nil {
+			return fmt.Errorf("migrate %s: %w", set.Name, err)
+		}
+	}
+	return nil
+}
+
+// PendingMigrations lists what MigrateUp would apply. It changes nothing and needs no right to.
+// tableExists tells whether a table is there.
+func PendingMigrations(ctx context.Context, db *sql.DB, dialect goose.Dialect, sets []MigrationSet, tableExists func(table string) (bool, error)) ([]string, error) {
+	var pending []string
+	for _, set := range sets {
+		p, err := set.provider(db, dialect, slog.New(slog.DiscardHandler))
+		if err != nil {
+			return nil, err
+		}
+		applied, err := set.applied(ctx, db, tableExists)
+		if err != nil {
+			return nil, fmt.Errorf("read the version of %s: %w", set.Name, err)
+		}
+		for _, source := range p.ListSources() {
+			if !slices.Contains(applied, source.Version) {
+				pending = append(pending, fmt.Sprintf("%s/%s", set.Name, source.Path))
+			}
+		}
+	}
+	return pending, nil
+}
+
+func (m MigrationSet) applied(ctx context.Context, db *sql.DB, tableExists func(string) (bool, error)) (versions []int64, err error) {
+	exists, err := tableExists(m.table())
+	if err != nil || !exists {
+		return nil, err
+	}
+	rows, err := db.QueryContext(ctx, `SELECT version_id FROM `+m.table())
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, rows.Close()) }()
+	for rows.Next() {
+		var v int64
+		if err := rows.Scan(&v); err != nil {
+			return nil, err
+		}
+		versions = append(versions, v)
+	}
+	return versions, rows.Err()
+}

@@ -1,0 +1,288 @@
+// Package pgstore keeps keys, outbox, parked messages and attempts in PostgreSQL, beside the tables of the handlers.
+//
+// # Guarantees
+//
+// Key, business rows, result, outgoing and parked messages of a message commit together, with the server's durability
+// (synchronous_commit=on, which is its default). A crash before COMMIT leaves nothing; a crash after it leaves everything. When the
+// connection breaks during COMMIT, the error says that the outcome is unknown; a new claim of the key finds it out, and
+// waits for a commit that is still on its way.
+//
+// A claim waits for a rival's uncommitted claim of the same key, at most the lock timeout. Claims of one call are taken in the keys' order,
+// so that they never deadlock with each other. All times are the server's.
+//
+// It works through PgBouncer in transaction mode (from 1.21 on with max_prepared_statements; before, with
+// default_query_exec_mode=exec in the connection string). LISTEN does not get through it: then polling finds what other processes wrote.
+//
+// Not promised: anything about a failover to a replica that had not received a confirmed commit (asynchronous replication
+// loses key and effect together; the broker may have been told that the message is done).
+package pgstore
+
+import (
+	"context"
+	"database/sql"
+	"embed"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/jmoiron/sqlx"
+	"github.com/pressly/goose/v3"
+
+	"github.com/oncemill/oncemill/adapters/internal/sqlcore"
+	"github.com/oncemill/oncemill/adapters/store"
+	"github.com/oncemill/oncemill/middleware/keystore"
+	"github.com/oncemill/oncemill/middleware/outbox"
+	"github.com/oncemill/oncemill/middleware/parking"
+)
+
+//go:embed migrations/*.sql
+var migrations embed.FS
+
+// Factory makes the database named "postgres".
+func Factory() store.Factory {
+	return store.Factory{
+		Name: "postgres",
+		Open: func(ctx context.Context, decode func(any) error, opts store.Options) (store.Store, error) {
+			var c Config
+			if err := decode(&c); err != nil {
+				return nil, err
+			}
+			return Open(ctx, c, opts)
+		},
+		Check: func(decode func(any) error) error {
+			var c Config
+			if err := decode(&c); err != nil {
+				return err
+			}
+			return c.Validate()
+		},
+	}
+}
+
+// Store is one PostgreSQL database. Safe for concurrent use.
+type Store struct {
+	cfg     Config
+	logger  *slog.Logger
+	db      *sqlx.DB
+	core    *sqlcore.Core
+	connect func(ctx context.Context) (*pgx.Conn, error) // a connection beside the pool
+	owned   bool
+}
+
+var _ store.Store = (*Store)(nil)
+
+// Open connects with a pool of its own. It neither migrates nor needs tables.
+func Open(ctx context.Context, c Config, opts store.Options) (*Store, error) {
+	if err := c.Validate(); err != nil {
+		return nil, fmt.Errorf("postgres: %w", err)
+	}
+	c = c.withDefaults()
+	configure := func(ctx context.Context) (*pgx.ConnConfig, error) { return c.connConfig(ctx, opts.ClientName) }
+	first, err := configure(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("postgres: %w", err)
+	}
+	pool := stdlib.OpenDB(*first, stdlib.OptionBeforeConnect(func(ctx context.Context, cfg *pgx.ConnConfig) error {
+		fresh, err := configure(ctx)
+		if err == nil {
+			*cfg = *fresh
+		}
+		return err
+	}))
+	open := c.MaxOpen
+	if open == 0 {
+		open = max(opts.Connections, defaultMaxOpen)
+	}
+	pool.SetMaxOpenConns(open)
+	pool.SetMaxIdleConns(open)
+	pool.SetConnMaxIdleTime(5 * time.Minute)
+	s := newStore(sqlx.NewDb(pool, "pgx"), c, opts.Logger)
+	s.owned = true
+	s.connect = func(ctx context.Context) (*pgx.Conn, error) {
+		cfg, err := configure(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return pgx.ConnectConfig(ctx, cfg)
+	}
+	if err := s.Ping(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("%w; check that the server runs, and dsn", err), s.Close())
+	}
+	return s, nil
+}
+
+// New makes a store on a pool of the caller's, opened through pgx's database/sql driver ("pgx"). Close leaves the pool open. Of the
+// configuration, Schema and LockTimeout count; the search_path of the pool's connections is the caller's to set.
+func New(db *sqlx.DB, c Config) *Store {
+	s := newStore(db, c.withDefaults(), slog.Default())
+	s.connect = func(ctx context.Context) (*pgx.Conn, error) { return connectLike(ctx, db.DB) }
+	return s
+}
+
+// connectLike opens a connection as those of the pool are.
+func connectLike(ctx context.Context, db *sql.DB) (*pgx.Conn, error) {
+	conn, err := db.Conn(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var cfg *pgx.ConnConfig
+	err = conn.Raw(func(c any) error {
+		pc, ok := c.(*stdlib.Conn)
+		if !ok {
+			return fmt.Errorf("the pool's driver is %T: open it with the driver \"pgx\"", c)
+		}
+		cfg = pc.Conn().Config()
+		return nil
+	})
+	if err := errors.Join(err, conn.Close()); err != nil {
+		return nil, err
+	}
+	return pgx.ConnectConfig(ctx, cfg)
+}
+
+func newStore(db *sqlx.DB, c Config, logger *slog.Logger) *Store {
+	if logger == nil {
+		logger = slog.Default()
+	}
+	s := &Store{cfg: c, logger: logger, db: db}
+	plain := &sqlcore.Plain{Dialect: dialect{}, Writer: db, Reader: db, Setup: s.setUp, Options: isolation, Undone: undone}
+	s.core = sqlcore.New(dialect{}, plain, sqlcore.Options{Capabilities: keystore.Capabilities{Transactional: true, Durable: true}})
+	return s
+}
+
+func (s *Store) setUp(opts keystore.TxOptions) []string {
+	wait := opts.LockTimeout
+	if wait <= 0 {
+		wait = s.cfg.LockTimeout
+	}
+	if wait <= 0 {
+		wait = sqlcore.DefaultLockTimeout
+	}
+	return []string{"SET LOCAL lock_timeout = " + strconv.FormatInt(max(wait.Milliseconds(), 1), 10)}
+}
+
+func isolation(ctx context.Context, opts keystore.TxOptions) (context.Context, *sql.TxOptions) {
+	switch opts.Isolation {
+	case "repeatable read":
+		return ctx, &sql.TxOptions{Isolation: sql.LevelRepeatableRead}
+	case "serializable":
+		return ctx, &sql.TxOptions{Isolation: sql.LevelSerializable}
+	}
+	return ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted}
+}
+
+// Keys implements store.Store.
+func (s *Store) Keys() keystore.Store { return s.core.Keys() }
+
+// Outbox implements store.Store.
+func (s *Store) Outbox() outbox.Source { return s.core.Outbox() }
+
+// Parking implements store.Store.
+func (s *Store) Parking() parking.Store { return s.core.Parking() }
+
+// DB implements store.Store.
+func (s *Store) DB() *sqlx.DB { return s.db }
+
+// Dialect implements store.Store.
+func (s *Store) Dialect() string { return "postgres" }
+
+// Publish implements store.Store. tx is a *sql.Tx, *sqlx.Tx or pgx.Tx.
+func (s *Store) Publish(ctx context.Context, tx any, records []outbox.Record) error {
+	if native, ok := tx.(pgx.Tx); ok {
+		tx = sqlcore.Execer(func(ctx context.Context, query string, args []any) error {
+			_, err := native.Exec(ctx, query, args...)
+			return err
+		})
+	}
+	return s.core.Publish(ctx, tx, records)
+}
+
+// Ping implements store.Store.
+func (s *Store) Ping(ctx context.Context) error {
+	if _, err := s.db.ExecContext(ctx, `SELECT 1`); err != nil {
+		return fmt.Errorf("ping PostgreSQL: %w", err)
+	}
+	return nil
+}
+
+// Close implements store.Store.
+func (s *Store) Close() error {
+	if !s.owned {
+		return nil
+	}
+	return s.db.Close()
+}
+
+// migrationLock is the advisory lock that one migrating replica holds: "oncemill" in ASCII.
+const migrationLock = int64(0x6f6e63656d696c6c)
+
+// Migrate implements store.Store. The lock is held by a transaction on a connection of its own: it is given back when that
+// connection ends, however it ends, and a PgBouncer in transaction mode keeps the transaction on one server connection.
+func (s *Store) Migrate(ctx context.Context, sets []store.MigrationSet) error {
+	all, err := migrationSets(sets)
+	if err != nil {
+		return err
+	}
+	lock, err := s.connect(ctx)
+	if err != nil {
+		return fmt.Errorf("migrate: connect: %w", err)
+	}
+	defer func() { _ = lock.Close(context.WithoutCancel(ctx)) }()
+	if err := s.lockMigrations(ctx, lock); err != nil {
+		return fmt.Errorf("migrate: wait for other replicas: %w", err)
+	}
+	if s.cfg.Schema != defaultSchema {
+		if _, err := s.db.ExecContext(ctx, `CREATE SCHEMA IF NOT EXISTS `+pgx.Identifier{s.cfg.Schema}.Sanitize()); err != nil {
+			return fmt.Errorf("migrate: create the schema: %w", err)
+		}
+	}
+	return sqlcore.MigrateUp(ctx, s.db.DB, goose.DialectPostgres, all, s.logger)
+}
+
+func (s *Store) lockMigrations(ctx context.Context, lock *pgx.Conn) error {
+	if _, err := lock.Exec(ctx, `BEGIN`); err != nil {
+		return err
+	}
+	if _, err := lock.Exec(ctx, `SET LOCAL lock_timeout = 0`); err != nil {
+		return err
+	}
+	if _, err := lock.Exec(ctx, `SET LOCAL idle_in_transaction_session_timeout = 0`); err != nil {
+		return err
+	}
+	_, err := lock.Exec(ctx, `SELECT pg_advisory_xact_lock($1)`, migrationLock)
+	return err
+}
+
+// Pending implements store.Store.
+func (s *Store) Pending(ctx context.Context, sets []store.MigrationSet) ([]string, error) {
+	all, err := migrationSets(sets)
+	if err != nil {
+		return nil, err
+	}
+	return sqlcore.PendingMigrations(ctx, s.db.DB, goose.DialectPostgres, all, func(table string) (bool, error) {
+		var found bool
+		err := s.db.GetContext(ctx, &found, `SELECT to_regclass($1) IS NOT NULL`, table)
+		return found, err
+	})
+}
+
+func migrationSets(sets []store.MigrationSet) ([]sqlcore.MigrationSet, error) {
+	own, err := fs.Sub(migrations, "migrations")
+	if err != nil {
+		return nil, err
+	}
+	all := []sqlcore.MigrationSet{{Name: "store", Files: own}}
+	for _, set := range sets {
+		files, ok := sqlcore.Folder(set.Files, "postgres")
+		if !ok {
+			return nil, fmt.Errorf("migrations of %s: no folder %q: %w", set.Name, "postgres", store.ErrDialect)
+		}
+		all = append(all, sqlcore.MigrationSet{Name: set.Name, Files: files})
+	}
+	return all, nil
+}
