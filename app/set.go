@@ -8,6 +8,7 @@ import (
 	"github.com/oncemill/oncemill/adapters/broker/natsbroker"
 	"github.com/oncemill/oncemill/adapters/broker/rabbitbroker"
 	"github.com/oncemill/oncemill/adapters/store"
+	"github.com/oncemill/oncemill/adapters/store/pgstore"
 	"github.com/oncemill/oncemill/adapters/store/sqlitestore"
 	"github.com/oncemill/oncemill/handlers"
 	"github.com/oncemill/oncemill/handlers/counters"
@@ -38,6 +39,7 @@ func Builtin() Set {
 		},
 		Stores: []store.Factory{
 			sqlitestore.Factory(),
+			pgstore.Factory(),
 		},
 		Plugins: []handlers.Plugin{
 			payments.Plugin(),

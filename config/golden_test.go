@@ -42,6 +42,7 @@ type adapter struct {
 	Headers      map[string]string `yaml:"headers"`
 	PrefetchSize *int              `yaml:"prefetch_size"`
 	Extra        any               `yaml:"extra"`
+	PinToken     int               `yaml:"pin_token"`
 }
 
 type adapterTLS struct {

@@ -100,6 +100,15 @@ func TestKnowBindings(t *testing.T) {
 	require.NoError(t, config.Defaults().KnowBindings(nil))
 }
 
+func TestNamesWithDots(t *testing.T) {
+	t.Parallel()
+	c, err := config.Load(config.LoadOptions{Flags: map[string]string{"bindings.mail.sent.concurrency": "2", "bindings.mail.concurrency": "3"}})
+	require.NoError(t, err)
+	require.NoError(t, c.KnowBindings([]string{"mail", "mail.sent"}))
+	require.Equal(t, 2, c.Bindings["mail.sent"].Concurrency)
+	require.Equal(t, 3, c.Bindings["mail"].Concurrency)
+}
+
 func TestRetryTotal(t *testing.T) {
 	t.Parallel()
 	require.Equal(t, 2555*config.Second, config.Retry{}.Total())

@@ -1,6 +1,7 @@
 package kafkabroker_test
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"net"
@@ -162,4 +163,10 @@ func removeTopic(t testing.TB, topic string) {
 	}
 	defer func() { _ = a.Close() }()
 	_ = a.DeleteTopic(topic)
+}
+
+func openQuickly(t testing.TB, conf kafkabroker.Config) (*kafkabroker.Broker, error) {
+	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
+	defer cancel()
+	return kafkabroker.Open(ctx, conf, testOptions(t))
 }

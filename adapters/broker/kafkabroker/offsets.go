@@ -180,7 +180,7 @@ func (b *Broker) commitPoints(ctx context.Context, owner groupMember, points map
 // moved returns an error that asks for another coordinator, where the answer has one.
 func moved(response *sarama.OffsetCommitResponse, topic string) error {
 	for _, code := range response.Errors[topic] {
-		if needsCoordinator(code) {
+		if askAgain(code) {
 			return code
 		}
 	}
@@ -192,9 +192,10 @@ type transportError struct{ error }
 
 func (e transportError) Unwrap() error { return e.error }
 
-func needsCoordinator(err error) bool {
+// askAgain reports answers that another moment, or another coordinator, changes.
+func askAgain(err error) bool {
 	return errors.Is(err, sarama.ErrNotCoordinatorForConsumer) || errors.Is(err, sarama.ErrConsumerCoordinatorNotAvailable) ||
-		errors.Is(err, sarama.ErrOffsetsLoadInProgress)
+		errors.Is(err, sarama.ErrOffsetsLoadInProgress) || errors.Is(err, sarama.ErrUnstableOffsetCommit)
 }
 
 // coordinate runs ask with the group's coordinator. When the coordinator has moved or does not answer it looks for it once
@@ -221,7 +222,7 @@ func coordinate[T any](ctx context.Context, b *Broker, group string, ask func(*s
 				_ = node.Close()
 				continue
 			}
-			if !needsCoordinator(err) {
+			if !askAgain(err) {
 				return answer, err
 			}
 		}

@@ -16,6 +16,8 @@ import (
 type address struct {
 	Addr  string `json:"address"`
 	Token string `json:"token"`
+	// PID is the process that serves, for people.
+	PID int `json:"pid"`
 }
 
 func addressPath(dir string) string { return filepath.Join(dir, "nats.address") }

@@ -136,6 +136,7 @@ func decodeHeaders(header nats.Header) received {
 		switch {
 		case !utf8.ValidString(name) || !utf8.ValidString(value):
 			r.setApart(strings.ToValidUTF8(name, "\uFFFD"), "binary")
+		case strings.HasPrefix(name, batchHeaders):
 		case name == encodedHeader || name == deflatedHeader:
 			r.decode(name, value)
 		default:

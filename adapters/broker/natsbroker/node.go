@@ -89,7 +89,7 @@ func (n *node) turn() error {
 		s.Shutdown()
 		s.WaitForShutdown()
 	}()
-	now := address{Addr: s.Addr().String(), Token: s.token}
+	now := address{Addr: s.Addr().String(), Token: s.token, PID: os.Getpid()}
 	if err := now.write(n.dir); err != nil {
 		return err
 	}

@@ -57,8 +57,12 @@ func (p *publisher) PublishBatch(ctx context.Context, topic string, messages []*
 	for i, msg := range messages {
 		batch.encoded[i], errs[i] = p.encode(ready, msg)
 	}
-	for round := batch.chains(messages); len(round) > 0; {
-		round = batch.publish(ctx, round)
+	chains := batch.chains(messages)
+	if p.b.topology.atomic {
+		chains = batch.atomic(ctx, chains)
+	}
+	for len(chains) > 0 {
+		chains = batch.publish(ctx, chains)
 	}
 	return errs
 }

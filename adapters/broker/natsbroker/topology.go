@@ -34,6 +34,8 @@ const (
 type topology struct {
 	cfg  *Config
 	link *link
+	// atomic has streams take atomic batches, which need a server of version 2.12.
+	atomic bool
 
 	mu    sync.Mutex
 	found map[string]place // by topic, where the stream is
@@ -101,7 +103,7 @@ func (t *topology) streamConfig(p place) jetstream.StreamConfig {
 	cfg := jetstream.StreamConfig{
 		Name: p.stream, Subjects: []string{p.subject}, Storage: jetstream.FileStorage, Retention: jetstream.LimitsPolicy,
 		Discard: jetstream.DiscardNew, MaxAge: t.cfg.MaxAge, Replicas: t.cfg.Replicas, Duplicates: dedupeWindow,
-		AllowDirect: true, Metadata: map[string]string{ownerMark: "stream"},
+		AllowDirect: true, AllowAtomicPublish: t.atomic, Metadata: map[string]string{ownerMark: "stream"},
 	}
 	if cfg.MaxAge > 0 {
 		cfg.Duplicates = min(cfg.Duplicates, cfg.MaxAge)

@@ -1,13 +1,6 @@
 package rabbitbroker
 
-import (
-	"sync"
-	"time"
-
-	amqp "github.com/rabbitmq/amqp091-go"
-)
-
-const backlogPoll = time.Second
+import "sync"
 
 // backlog tells when what stood in the queue at Subscribe is settled: when as many deliveries as stood there, in the
 // order in which they came, are acked here; or when the queue is seen empty while nothing is in flight here.
@@ -89,42 +82,4 @@ func (b *backlog) empty() {
 	defer b.mu.Unlock()
 	b.left = 0
 	b.finish()
-}
-
-// watchBacklog looks, until the backlog is settled, whether other replicas settled it. A message on its way from the broker is
-// in no count, so the queue must be seen empty twice without a delivery in between.
-func (s *subscriber) watchBacklog() {
-	ticker := time.NewTicker(backlogPoll)
-	defer ticker.Stop()
-	seen, before := false, uint64(0)
-	for {
-		select {
-		case <-ticker.C:
-		case <-s.backlog.caught:
-			return
-		case <-s.ctx.Done():
-			return
-		}
-		idle, total := s.backlog.idle()
-		empty := idle && s.Consuming() == nil && s.queueEmpty()
-		if empty && seen && total == before {
-			s.backlog.empty()
-			return
-		}
-		seen, before = empty, total
-	}
-}
-
-func (s *subscriber) queueEmpty() bool {
-	conn, _, err := s.b.consume.get(s.ctx)
-	if err != nil {
-		return false
-	}
-	var ch *amqp.Channel
-	if ch, err = conn.Channel(); err != nil {
-		return false
-	}
-	defer func() { _ = ch.Close() }()
-	queue, err := ch.QueueDeclarePassive(s.queue, true, false, false, false, nil)
-	return err == nil && queue.Messages == 0
 }

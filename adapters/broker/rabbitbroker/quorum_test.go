@@ -70,7 +70,7 @@ func TestF066DeliveryLimit(t *testing.T) {
 			require.NoError(t, b.Publisher().Publish(topic, newMessage("bad"), newMessage("neighbour")))
 			sub, msgs := subscribe(t, b, broker.Subscription{Topic: topic, Group: "g"})
 			deliveries := 0
-			for range 7 {
+			for range 8 {
 				var payload string
 				select {
 				case msg := <-msgs:

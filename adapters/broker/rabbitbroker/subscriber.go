@@ -120,7 +120,7 @@ func (s *subscriber) run(opened chan<- error) {
 		s.end(err)
 		return
 	}
-	s.b.work.Go(s.watchBacklog)
+	s.b.work.Go(s.watch)
 	pause := backoffFirst
 	for {
 		if current != nil {

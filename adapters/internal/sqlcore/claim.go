@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/oncemill/oncemill/middleware/envelope"
 	"github.com/oncemill/oncemill/middleware/keystore"
 )
 
@@ -24,8 +25,7 @@ type term struct {
 
 // held is a key that a transaction has claimed.
 type held struct {
-	fresh    bool // the row was inserted here
-	redriven bool // the row is a failure that stays unless it is replaced
+	fresh bool // the row was inserted here; else it is a failure or a lease that is over, and stays unless it is replaced
 }
 
 // claimer claims keys in one session.
@@ -202,7 +202,7 @@ func (c *claimer) lookParked(open []int) *Stmt {
 const selectKeys = `WITH v(scope, idempotency_key, ord) AS ({rows})
 SELECT v.ord, ` + recordColumns + ` FROM v JOIN processed_events p ON p.scope = v.scope AND p.idempotency_key = v.idempotency_key`
 
-// reread reads rows that were there before the insert; those that a redriven message may replace, and all where leases are taken over, are locked.
+// reread reads rows that were there before the insert; those that a redriven message may replace are locked.
 func (c *claimer) reread(lost []int) []*Stmt {
 	var plain, locked []int
 	for _, i := range lost {
@@ -215,21 +215,25 @@ func (c *claimer) reread(lost []int) []*Stmt {
 	}
 	var stmts []*Stmt
 	if len(plain) > 0 {
-		stmts = append(stmts, c.read(selectKeys, plain))
+		stmts = append(stmts, c.read(selectKeys, plain, false))
 	}
 	if len(locked) > 0 {
-		stmts = append(stmts, c.read(selectKeys+` ORDER BY v.ord {lock p}`, locked))
+		stmts = append(stmts, c.readLocked(locked))
 	}
 	return stmts
 }
 
-func (c *claimer) read(query string, which []int) *Stmt {
+func (c *claimer) readLocked(which []int) *Stmt {
+	return c.read(selectKeys+` ORDER BY v.ord {lock p}`, which, true)
+}
+
+func (c *claimer) read(query string, which []int, locked bool) *Stmt {
 	s := &Stmt{Query: query, Set: &Set{Types: []string{"text", "text"}}}
 	for _, i := range which {
 		s.Set.Rows = append(s.Set.Rows, []any{c.claims[i].Scope, c.claims[i].Key})
 	}
 	s.Row = func(scan Scan) error {
-		var r row
+		r := row{locked: locked}
 		var ord int64
 		err := r.scan(func(dest ...any) error { return scan(append([]any{&ord}, dest...)...) })
 		if err == nil {
@@ -259,17 +263,29 @@ func (c *claimer) settle(ctx context.Context, i int) (bool, error) {
 	if c.term != nil {
 		owner = c.term.owner
 	}
-	v := keystore.Verdict{Outcome: judge(claim, r, c.term != nil, owner), Record: r.Record}
+	v := keystore.Verdict{Outcome: judge(claim, r, owner), Record: r.Record}
 	if v.Outcome == keystore.Fresh || v.Outcome == keystore.TakenOver && r.Owner != owner {
 		if yields := c.waits[i].verdict(claim); yields != keystore.Fresh {
 			v.Outcome = yields
 		}
 	}
-	if c.term != nil && (v.Outcome == keystore.Fresh || v.Outcome == keystore.TakenOver) {
+	switch takes := v.Outcome == keystore.Fresh || v.Outcome == keystore.TakenOver; {
+	case takes && c.term != nil:
 		return c.lease(ctx, i, v)
+	case takes && !r.locked:
+		return c.lockAndSettle(ctx, i)
 	}
 	c.verdicts[i] = v
 	return true, nil
+}
+
+// lockAndSettle judges again a key that the transaction may take over, once its row is locked.
+func (c *claimer) lockAndSettle(ctx context.Context, i int) (bool, error) {
+	delete(c.rows, i)
+	if err := c.session.Send(ctx, c.readLocked([]int{i})); err != nil {
+		return false, fmt.Errorf("lock a key to take it over: %w", err)
+	}
+	return c.settle(ctx, i)
 }
 
 const deleteKeys = `WITH v(scope, idempotency_key, ord) AS ({rows})
@@ -318,7 +334,7 @@ func (c *claimer) repeats() {
 		if v.Outcome == keystore.Fresh || v.Outcome == keystore.TakenOver {
 			v.Outcome, known = keystore.Duplicate, c.claims[f].Fingerprint
 		}
-		if !matches(known, claim.Fingerprint) {
+		if !envelope.SameFingerprint(known, claim.Fingerprint) {
 			v.Outcome = keystore.Mismatch
 		}
 		c.verdicts[i] = v

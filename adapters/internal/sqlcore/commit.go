@@ -81,7 +81,7 @@ func (t *tx) add(p *plan, open map[keystore.ID]held, c keystore.Completion) erro
 		return fmt.Errorf("scope %s: %w", c.Claim.Scope, errNotClaimed)
 	}
 	if c.State == keystore.Absent {
-		return nil // a fresh key that stays in open is removed, a redriven failure stays
+		return nil // a fresh key that stays in open is removed, what was there before stays
 	}
 	cells, err := completionCells(c)
 	if err != nil {

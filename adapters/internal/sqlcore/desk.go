@@ -1,6 +1,7 @@
 package sqlcore
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -133,12 +134,11 @@ func (k *Keys) resolve(ctx context.Context, s Session, id keystore.ID, to keysto
 	if known.State != keystore.InDoubt {
 		return keystore.ErrNotInDoubt
 	}
-	act, err := stamp(ctx, s, parking.Action{What: "resolve " + string(to), By: by, Why: why}, "")
+	act, err := stamp(ctx, s, parking.Action{By: by, Why: why}, "resolve")
 	if err != nil {
 		return err
 	}
 	if to == keystore.Absent {
-		act.What = "resolve absent"
 		err = s.Send(ctx, &Stmt{Query: deleteKey, Args: []any{id.Scope, id.Key}})
 	} else {
 		err = decideKey(ctx, s, known, to, result)
@@ -149,6 +149,7 @@ func (k *Keys) resolve(ctx context.Context, s Session, id keystore.ID, to keysto
 	if err := resolveParked(ctx, s, id, to, act); err != nil {
 		return err
 	}
+	act.What = "resolve " + cmp.Or(string(to), "absent")
 	return s.Send(ctx, logAction(act, id.Scope, id.Key, 0))
 }
 

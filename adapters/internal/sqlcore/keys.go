@@ -35,6 +35,11 @@ func (k *Keys) Begin(ctx context.Context, opts keystore.TxOptions) (keystore.Tx,
 }
 
 func (k *Keys) begin(ctx context.Context, opts keystore.TxOptions) (*tx, error) {
+	switch opts.Isolation {
+	case "", "read committed", "repeatable read", "serializable":
+	default:
+		return nil, fmt.Errorf("isolation %q is none of read committed, repeatable read, serializable", opts.Isolation)
+	}
 	s, err := k.sender.Begin(ctx, opts)
 	if err != nil {
 		return nil, err
@@ -68,11 +73,10 @@ func (t *tx) Claim(ctx context.Context, claims []keystore.Claim) ([]keystore.Ver
 	}
 	for _, i := range c.order {
 		claim, v := claims[i], c.verdicts[i]
-		if v.Outcome != keystore.Fresh || claim.Token != "" {
-			continue
+		if claim.Token == "" && (v.Outcome == keystore.Fresh || v.Outcome == keystore.TakenOver) {
+			_, inserted := c.inserted[i]
+			t.held[claim.ID] = held{fresh: inserted}
 		}
-		_, inserted := c.inserted[i]
-		t.held[claim.ID] = held{fresh: inserted, redriven: !inserted}
 	}
 	return c.verdicts, nil
 }

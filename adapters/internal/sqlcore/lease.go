@@ -13,7 +13,7 @@ func (c *claimer) check(ctx context.Context, tokened []int) error {
 	if len(tokened) == 0 {
 		return nil
 	}
-	if err := c.session.Send(ctx, c.read(selectKeys+` ORDER BY v.ord {lock p}`, tokened)); err != nil {
+	if err := c.session.Send(ctx, c.readLocked(tokened)); err != nil {
 		return fmt.Errorf("check leases: %w", err)
 	}
 	for _, i := range tokened {

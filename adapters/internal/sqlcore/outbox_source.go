@@ -41,7 +41,7 @@ func scanRecord(scan Scan) (outbox.Record, error) {
 // that are due at once, and those that waited for a time which has come.
 const (
 	outboxOpen   = `o.lane = ? AND NOT o.aside`
-	notBehind    = `(o.ordering_key = '' OR NOT EXISTS (SELECT 1 FROM outbox b WHERE b.lane = o.lane AND b.ordering_key = o.ordering_key AND b.id < o.id AND b.attempts > 0 AND NOT b.aside AND b.due_at > {clock}))`
+	notBehind    = `(o.ordering_key = '' OR NOT EXISTS (SELECT 1 FROM outbox b WHERE b.lane = o.lane AND b.ordering_key = o.ordering_key AND b.id < o.id AND NOT b.aside AND b.due_at > {clock} AND (b.deliver_at IS NULL OR b.deliver_at <= {clock})))`
 	fetchRecords = `SELECT ` + outboxColumns + ` FROM outbox o WHERE o.id IN (
 	SELECT a.id FROM (SELECT o.id FROM outbox o WHERE ` + outboxOpen + ` AND o.due_at IS NULL AND ` + notBehind + ` ORDER BY o.id LIMIT ?) a
 	UNION ALL
@@ -115,15 +115,19 @@ func intList(ids []int64) *List {
 	return l
 }
 
-const noteFailed = `UPDATE outbox SET attempts = attempts + 1, aside = ?, reason = ?, due_at = {later} WHERE lane = ? AND id = ?` + guardLane
+const noteFailed = `UPDATE outbox SET attempts = attempts + ?, aside = ?, reason = ?, due_at = {later} WHERE lane = ? AND id = ?` + guardLane
 
 // Failed implements outbox.Source.
 func (o *Outbox) Failed(ctx context.Context, lane outbox.Lane, failures []outbox.Failure) error {
 	number := int64(lane.Number)
 	stmts := make([]*Stmt, len(failures))
 	for i, f := range failures {
+		counted := 1
+		if f.Uncounted {
+			counted = 0
+		}
 		stmts[i] = &Stmt{Query: noteFailed, Args: []any{
-			f.Aside, readable(f.Reason, maxReason), Later(max(f.RetryIn, 0)), number, f.ID, number, lane.Token,
+			counted, f.Aside, readable(f.Reason, maxReason), Later(max(f.RetryIn, 0)), number, f.ID, number, lane.Token,
 		}}
 	}
 	return o.change(ctx, "note unpublished messages", lane, stmts...)
@@ -131,7 +135,7 @@ func (o *Outbox) Failed(ctx context.Context, lane outbox.Lane, failures []outbox
 
 const outboxStatus = `SELECT
 	(SELECT count(*) FROM outbox WHERE NOT aside),
-	(SELECT count(*) FROM outbox WHERE NOT aside AND attempts = 0 AND due_at > {clock}),
+	(SELECT count(*) FROM outbox WHERE NOT aside AND deliver_at > {clock}),
 	(SELECT count(*) FROM outbox WHERE aside),
 	(SELECT min(CASE WHEN deliver_at > created_at THEN deliver_at ELSE created_at END) FROM outbox WHERE NOT aside AND (deliver_at IS NULL OR deliver_at <= {clock})),
 	{now}`

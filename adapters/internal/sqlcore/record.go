@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"time"
 
+	"github.com/oncemill/oncemill/middleware/envelope"
 	"github.com/oncemill/oncemill/middleware/keystore"
 )
 
@@ -17,6 +18,7 @@ type row struct {
 	token     string
 	prior     string
 	retention time.Duration // what its completion asked for
+	locked    bool          // by this transaction
 }
 
 func (r *row) scan(scan Scan) error {
@@ -64,12 +66,10 @@ func null(s string) any {
 	return s
 }
 
-func matches(a, b string) bool { return a == "" || b == "" || a == b }
-
 // judge says what a claim without a token meets in a key's row, waiting rows aside. Fresh here means
-// that the row is there, but may be replaced: a redriven failure, or a lease that is over.
-func judge(c keystore.Claim, r *row, leasing bool, owner string) keystore.Outcome {
-	if !matches(c.Fingerprint, r.Fingerprint) {
+// that the row is there, but may be replaced: a redriven failure. A lease that is over, or is that of owner itself, may be TakenOver.
+func judge(c keystore.Claim, r *row, owner string) keystore.Outcome {
+	if !envelope.SameFingerprint(c.Fingerprint, r.Fingerprint) {
 		return keystore.Mismatch
 	}
 	switch r.State {
@@ -83,7 +83,7 @@ func judge(c keystore.Claim, r *row, leasing bool, owner string) keystore.Outcom
 	case keystore.InDoubt:
 		return keystore.Doubtful
 	}
-	if leasing && (r.LeaseLeft <= 0 || r.Owner == owner) {
+	if r.LeaseLeft <= 0 || owner != "" && r.Owner == owner {
 		return keystore.TakenOver
 	}
 	return keystore.Busy
@@ -113,7 +113,7 @@ func (w *waiting) verdict(c keystore.Claim) keystore.Outcome {
 	for _, r := range w.rows {
 		switch {
 		case r.id == own:
-		case matches(r.fingerprint, c.Fingerprint):
+		case envelope.SameFingerprint(r.fingerprint, c.Fingerprint):
 			return keystore.Waits
 		default:
 			outcome = keystore.Mismatch

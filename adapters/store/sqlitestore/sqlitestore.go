@@ -108,11 +108,8 @@ func (s *Store) open(ctx context.Context, c Config, opts store.Options) (err err
 	if err := os.MkdirAll(filepath.Dir(s.path), 0o700); err != nil {
 		return err
 	}
-	file, err := os.OpenFile(s.path, os.O_CREATE|os.O_RDWR, 0o600)
+	ready, err := prepareFile(s.path)
 	if err != nil {
-		return err
-	}
-	if err := file.Close(); err != nil {
 		return err
 	}
 	if s.turns, err = newTurnstile(s.path); err != nil {
@@ -133,8 +130,28 @@ func (s *Store) open(ctx context.Context, c Config, opts store.Options) (err err
 	d := dialect{now: c.Now}
 	s.core = sqlcore.New(d, &sender{Plain: sqlcore.Plain{Dialect: d, Writer: s.writer, Reader: s.db, Undone: undone}, turns: s.turns},
 		sqlcore.Options{Capabilities: capabilities()})
-	return s.setUp(ctx)
+	return s.setUp(ctx, ready)
 }
+
+// prepareFile makes the file where it is missing, and reports whether it is in WAL mode already, which stands in its header.
+func prepareFile(path string) (wal bool, err error) {
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return false, err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	version := make([]byte, 2)
+	if _, err := file.ReadAt(version, walVersionOffset); err != nil {
+		return false, nil //nolint:nilerr // an empty file has no header yet
+	}
+	return version[0] == walVersion && version[1] == walVersion, nil
+}
+
+// Bytes of SQLite's file header: the versions needed to write and to read.
+const (
+	walVersionOffset = 18
+	walVersion       = 2
+)
 
 // driverName is what sqlx knows SQLite's placeholders by.
 const driverName = "sqlite3"
@@ -153,13 +170,15 @@ func capabilities() keystore.Capabilities {
 	}
 }
 
-// setUp opens the first connection with the turn: the switch to WAL mode needs the file alone.
-func (s *Store) setUp(ctx context.Context) error {
-	leave, err := s.turns.enter(ctx, false, defaultWait)
-	if err != nil {
-		return err
+// setUp opens the first connection, with the turn where the file is not in WAL mode yet: the switch needs the file alone.
+func (s *Store) setUp(ctx context.Context, ready bool) error {
+	if !ready {
+		leave, err := s.turns.enter(ctx, false, defaultWait)
+		if err != nil {
+			return err
+		}
+		defer leave()
 	}
-	defer leave()
 	var mode string
 	if err := s.writer.GetContext(ctx, &mode, `PRAGMA journal_mode`); err != nil {
 		return err

@@ -141,7 +141,7 @@ func (t *turnstile) advance() {
 		}
 	}
 	if err != nil {
-		t.admit(err)
+		t.admit(errors.Join(err, t.entrance.unlock()))
 		return
 	}
 	t.blocked.Go(func() { t.block(inside) })

@@ -80,6 +80,7 @@ func fencingRecord(t *testing.T, h Harness) {
 
 // fencingLocked: while the holder's transaction runs, nobody takes the lease over, also when its time is up.
 func fencingLocked(t *testing.T, h Harness) {
+	other := h.Reopen(t).Store
 	v := acquire(t, h.Store, "one", claim("a"), short)
 	tx := begin(t, h.Store)
 	c := held(claim("a"), v)
@@ -92,7 +93,6 @@ func fencingLocked(t *testing.T, h Harness) {
 		err     error
 	}
 	rival := make(chan answer, 1)
-	other := h.Reopen(t).Store
 	go func() {
 		for {
 			verdicts, err := other.Acquire(t.Context(), "two", []keystore.Claim{claim("a")}, long)

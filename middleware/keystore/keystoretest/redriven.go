@@ -85,8 +85,9 @@ func redrivenFailsAgain(t *testing.T, h Harness) {
 func redrivenMismatch(t *testing.T, h Harness) {
 	l := redriven(t, h, "a")
 	l.Fingerprint = printB
-	_, _, v := runParked(t, h, l)
+	tx, _, v := runParked(t, h, l)
 	require.Equal(t, keystore.Mismatch, v.Outcome)
+	require.NoError(t, tx.Rollback())
 
 	complete(t, h.Store, "done")
 	c := claim("done")

@@ -3,6 +3,7 @@ package outboxtest
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -110,4 +111,15 @@ func (b *broker) keys() []string {
 		out = append(out, s.key)
 	}
 	return out
+}
+
+// relays returns the names of the relays that published something.
+func (b *broker) relays() []string {
+	var names []string
+	for _, s := range b.taken() {
+		if !slices.Contains(names, s.relay) {
+			names = append(names, s.relay)
+		}
+	}
+	return names
 }

@@ -16,6 +16,7 @@ import (
 var failedTests = []test{
 	{"WaitsAndComesAgain", failedWaits},
 	{"HoldsBackItsOrderingKeyOnly", failedHoldsBack},
+	{"UncountedHoldsBackToo", failedUncountedHoldsBack},
 	{"WaitingAtTheHeadFillsNoBatch", failedAtTheHead},
 	{"UncountedLeavesAttempts", failedUncounted},
 	{"AsideLetsSuccessorsPass", failedAside},
@@ -63,14 +64,24 @@ func failedWaits(t *testing.T, h Harness) {
 	require.False(t, got.Aside)
 }
 
-func failedHoldsBack(t *testing.T, h Harness) {
+func failedHoldsBack(t *testing.T, h Harness) { holdsBack(t, h, outbox.Failure{}) }
+
+func failedUncountedHoldsBack(t *testing.T, h Harness) {
+	holdsBack(t, h, outbox.Failure{Uncounted: true})
+}
+
+func holdsBack(t *testing.T, h Harness, f outbox.Failure) {
+	f.RetryIn = 500 * time.Millisecond
 	h.commit(t, ordered("t", "k", 0, 1)...)
 	h.commit(t, ordered("other", "k", 1, 1)...) // another topic, the same order
 	h.commit(t, ordered("t", "k", 2, 1)...)
 	h.commit(t, ordered("t", "j", 0, 2)...)
 	h.commit(t, plain("t", "p", 5)...)
 	owned := lanes(t, h.Source, "me", long)
-	h.fail(t, find(t, fetch(t, h.Source, owned, 100), "k-001"), outbox.Failure{RetryIn: 500 * time.Millisecond})
+	h.fail(t, find(t, fetch(t, h.Source, owned, 100), "k-001"), f)
+	s, err := h.Source.Status(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, s.Delayed, "it waits for its next attempt, not for its time")
 
 	got := keys(fetch(t, h.Source, owned, 100))
 	require.NotContains(t, got, "k-001")

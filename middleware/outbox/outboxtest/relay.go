@@ -202,6 +202,12 @@ func relayDeliverAt(t *testing.T, h Harness) {
 		}
 		return nil
 	}}, "a"))
+	eventually(t, func() error {
+		if len(b.taken()) == 0 {
+			return errors.New("nothing published")
+		}
+		return nil
+	})
 	h.elapse(1500 * time.Millisecond)
 	empty(t, h.Source)
 	require.Equal(t, []string{"now", "late"}, b.keys())

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -97,9 +98,10 @@ func faultKilledAfterMarking(t *testing.T, h Harness) {
 	require.Len(t, b.taken(), 20, "what was marked is not repeated")
 }
 
-// faultTwoRelays lets two relays share the lanes while a third comes and goes, and the broker refuses now and then.
+// faultTwoRelays lets two relays share the lanes while a third comes and is killed, a fourth comes and is stopped, and the
+// broker refuses now and then.
 func faultTwoRelays(t *testing.T, h Harness) {
-	const keysN, each = 12, 25
+	const orderingKeys = 12
 	b := &broker{}
 	var n int
 	b.rule(func(string, *message.Message) error {
@@ -110,36 +112,64 @@ func faultTwoRelays(t *testing.T, h Harness) {
 	})
 	relay := func(src outbox.Source, name string) outbox.RelayConfig {
 		cfg := config(t, src, &publisher{broker: b, relay: name}, name)
-		cfg.Batch, cfg.Lease, cfg.MaxAttempts = 10, 2*time.Second, 1000
+		cfg.Batch, cfg.Lease, cfg.MaxAttempts = 10, time.Second, 1000
 		return cfg
 	}
 	start(t, relay(h.Source, "a"))
 	start(t, relay(h.Reopen(t), "b"))
 	third := h.Reopen(t)
-	for i := range each {
-		for k := range keysN {
-			h.commit(t, ordered("t", fmt.Sprint("k", k), i, 1)...)
+	guests := make(chan error, 1)
+	go func() { guests <- visit(relay(third, "killed"), relay(third, "stopped"), b) }()
+
+	each, over := 0, false
+	for deadline := time.Now().Add(patience); !over && time.Now().Before(deadline); each++ {
+		for k := range orderingKeys {
+			h.commit(t, ordered("t", fmt.Sprint("k", k), each, 1)...)
 		}
-		switch i {
-		case 5:
-			cfg := relay(third, "guest")
-			cfg.Lease = short
-			crash(t, cfg, "published-before-marked", 0)
-		case 15:
-			guest := start(t, relay(third, "guest-2"))
-			h.elapse(100 * time.Millisecond)
-			require.NoError(t, guest.stop())
+		select {
+		case err := <-guests:
+			require.NoError(t, err)
+			over = true
+		default:
 		}
 	}
+	require.True(t, over, "the guests got no lane")
 	empty(t, h.Source)
-	for k := range keysN {
+	for k := range orderingKeys {
 		requireOrder(t, b, fmt.Sprint("k", k), each)
 	}
-	relays := map[string]bool{}
-	for _, s := range b.taken() {
-		relays[s.relay] = true
+	require.Subset(t, b.relays(), []string{"a", "b", "killed", "stopped"}, "each relay published something")
+}
+
+// visit runs a relay until it is killed before marking, and then another one until it has published.
+func visit(killed, stopped outbox.RelayConfig, b *broker) error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	killed.Fault = func(_ context.Context, at string) error {
+		if at == "published-before-marked" {
+			return errKilled
+		}
+		return nil
 	}
-	require.True(t, relays["a"] && relays["b"], "both relays published: %v", relays)
+	relay, err := outbox.NewRelay(killed)
+	if err != nil {
+		return err
+	}
+	if err := relay.Run(ctx); !errors.Is(err, errKilled) {
+		return fmt.Errorf("not killed: %w", err)
+	}
+	if relay, err = outbox.NewRelay(stopped); err != nil {
+		return err
+	}
+	run, stop := context.WithCancel(ctx)
+	defer stop()
+	go func() {
+		for run.Err() == nil && !slices.Contains(b.relays(), stopped.Owner) {
+			time.Sleep(10 * time.Millisecond)
+		}
+		stop()
+	}()
+	return relay.Run(run)
 }
 
 // cut is a source whose database goes away for chosen calls.

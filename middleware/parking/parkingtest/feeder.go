@@ -90,6 +90,7 @@ func feederRuns(t *testing.T, h Harness) {
 	park(t, h.Store, row("a"), row("b"), other, late, dead("dead", "r"))
 	r := &ran{}
 	f := start(t, config(t, h.Store, h.settling(r)))
+	r.wait(t, 2)
 	h.elapse(700 * time.Millisecond)
 	r.wait(t, 3)
 	require.NoError(t, f.stop())

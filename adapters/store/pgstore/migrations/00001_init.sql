@@ -90,7 +90,7 @@ CREATE TABLE outbox (
 );
 CREATE INDEX outbox_now ON outbox (lane, id) WHERE NOT aside AND due_at IS NULL;
 CREATE INDEX outbox_timed ON outbox (lane, due_at) WHERE NOT aside AND due_at IS NOT NULL;
-CREATE INDEX outbox_retry ON outbox (lane, ordering_key, id) WHERE NOT aside AND attempts > 0;
+CREATE INDEX outbox_retry ON outbox (lane, ordering_key, id) WHERE NOT aside AND due_at IS NOT NULL;
 CREATE INDEX outbox_aside ON outbox (id) WHERE aside;
 
 CREATE TABLE outbox_lanes (

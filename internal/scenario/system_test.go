@@ -1,0 +1,174 @@
+package scenario
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/goccy/go-yaml"
+	"github.com/google/uuid"
+	_ "github.com/jackc/pgx/v5/stdlib"
+	"github.com/jmoiron/sqlx"
+	"github.com/stretchr/testify/require"
+	_ "modernc.org/sqlite"
+
+	"github.com/oncemill/oncemill/adapters/broker"
+	"github.com/oncemill/oncemill/app"
+	"github.com/oncemill/oncemill/config"
+	"github.com/oncemill/oncemill/internal/testenv"
+)
+
+// system is one combination of broker and database, set up for one test.
+type system struct {
+	t        *testing.T
+	broker   string
+	database string
+	dir      string
+	file     string
+	service  string
+	settings map[string]any
+}
+
+// node is a part of the configuration.
+type node = map[string]any
+
+// topics are all logical topics of the built-in plugins and of the instrumented ones.
+var topics = []string{
+	"payments.requested", "payments.completed", "payments.declined", "accounts.opened", "email.requested", "email.sent",
+	"counters.add", "journal.append", tallyTopic, sequenceTopic,
+}
+
+// brokers are the brokers of the matrix; each sets up its own part of the configuration.
+var brokers = []struct {
+	name  string
+	setUp func(t *testing.T, s *system) (name string, settings node)
+}{
+	{"embedded", func(*testing.T, *system) (string, node) { return "embedded", node{} }},
+	{"rabbitmq-classic", func(t *testing.T, s *system) (string, node) {
+		return "rabbitmq", node{"url": testenv.RabbitMQ(t).URL, "queue_type": "classic"}
+	}},
+	{"rabbitmq-quorum", func(t *testing.T, s *system) (string, node) {
+		return "rabbitmq", node{"url": testenv.RabbitMQ(t).URL, "queue_type": "quorum"}
+	}},
+	{"kafka", func(t *testing.T, s *system) (string, node) {
+		names := node{}
+		for _, topic := range topics {
+			names[topic] = node{"name": s.service + "." + topic}
+		}
+		return "kafka", node{"brokers": testenv.Kafka(t), "topics": names}
+	}},
+}
+
+var databases = []struct {
+	name  string
+	setUp func(t *testing.T, s *system) node
+}{
+	{"sqlite", func(t *testing.T, s *system) node { return node{"path": filepath.Join(s.dir, "oncemill.db")} }},
+	{"postgres", func(t *testing.T, s *system) node {
+		db := testenv.Postgres(t)
+		return node{"dsn": db.DSN, "schema": db.Schema}
+	}},
+}
+
+// onEverySystem runs test on every combination of broker and database.
+func onEverySystem(t *testing.T, test func(t *testing.T, s *system)) {
+	for _, b := range brokers {
+		for _, d := range databases {
+			t.Run(b.name+"/"+d.name, func(t *testing.T) { test(t, newSystem(t, b.name, d.name)) })
+		}
+	}
+}
+
+// newSystem sets up one combination; nothing runs yet.
+func newSystem(t *testing.T, brokerName, databaseName string) *system {
+	t.Helper()
+	s := &system{t: t, dir: t.TempDir(), service: "s-" + uuid.NewString()[:8]}
+	s.settings = node{
+		"service": s.service, "data_dir": s.dir, "shutdown_timeout": "20s",
+		"log": node{"level": "info"}, "admin": node{"listen": "off"},
+	}
+	for _, b := range brokers {
+		if b.name == brokerName {
+			name, settings := b.setUp(t, s)
+			s.broker, s.settings["broker"], s.settings["brokers"] = name, name, node{name: settings}
+		}
+	}
+	for _, d := range databases {
+		if d.name == databaseName {
+			s.database, s.settings["database"], s.settings["databases"] = d.name, d.name, node{d.name: d.setUp(t, s)}
+		}
+	}
+	require.NotEmpty(t, s.broker)
+	require.NotEmpty(t, s.database)
+	s.file = filepath.Join(s.dir, "oncemill.yaml")
+	return s
+}
+
+// set changes a setting by its path.
+func (s *system) set(path string, value any) {
+	part := s.settings
+	names := strings.Split(path, "/")
+	for _, name := range names[:len(names)-1] {
+		next, ok := part[name].(node)
+		if !ok {
+			next = node{}
+			part[name] = next
+		}
+		part = next
+	}
+	part[names[len(names)-1]] = value
+}
+
+// write writes the configuration file.
+func (s *system) write() {
+	data, err := yaml.Marshal(s.settings)
+	require.NoError(s.t, err)
+	require.NoError(s.t, os.WriteFile(s.file, data, 0o600))
+}
+
+// open opens the system's broker for the test itself, as another process would.
+func (s *system) open() broker.Broker {
+	s.t.Helper()
+	cfg, err := config.Load(config.LoadOptions{File: s.file})
+	require.NoError(s.t, err)
+	for _, f := range app.Builtin().Brokers {
+		if f.Name != s.broker {
+			continue
+		}
+		b, err := f.Open(context.Background(), cfg.Brokers[s.broker].Decode, broker.Options{
+			Logger: slog.New(slog.DiscardHandler), DataDir: s.dir, ClientName: "scenario", MaxPayload: 1 << 20,
+		})
+		require.NoError(s.t, err)
+		s.t.Cleanup(func() { b.Close() })
+		return b
+	}
+	s.t.Fatalf("broker %s is not linked", s.broker)
+	return nil
+}
+
+// db opens the system's database for reading what happened.
+func (s *system) db() *sqlx.DB {
+	s.t.Helper()
+	driver, dsn := "pgx", ""
+	settings := s.settings["databases"].(node)[s.database].(node)
+	if s.database == "sqlite" {
+		driver, dsn = "sqlite", "file:"+settings["path"].(string)+"?mode=ro&_pragma=busy_timeout(10000)"
+	} else {
+		dsn = settings["dsn"].(string)
+	}
+	db, err := sqlx.Open(driver, dsn)
+	require.NoError(s.t, err)
+	s.t.Cleanup(func() { db.Close() })
+	return db
+}
+
+// number reads one number.
+func number(t testing.TB, db *sqlx.DB, query string, args ...any) int64 {
+	t.Helper()
+	var n int64
+	require.NoError(t, db.Get(&n, db.Rebind(query), args...), query)
+	return n
+}
