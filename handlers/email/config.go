@@ -40,6 +40,9 @@ type Config struct {
 	//
 	// Defaults to the domain of From.
 	Domain string `yaml:"domain" doc:"the right part of each Message-ID; the domain of from unless set"`
+	// Announce publishes "email.sent" for each letter. Switch it on together with a consumer: a broker that keeps messages in
+	// queues only, as RabbitMQ does, has no place for one that nobody consumes, and it stays in the outbox.
+	Announce bool `yaml:"announce" doc:"whether email.sent is published for each letter; it needs a consumer"`
 	// Confirmation is the letter for payments.completed.
 	Confirmation Confirmation `yaml:"confirmation" doc:"the letter for payments.completed; {payment_id}, {from}, {to}, {amount} and {currency} stand for the payment's"`
 	// SMTP is the mail server, with transport "smtp".

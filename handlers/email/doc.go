@@ -1,7 +1,8 @@
 // Package email sends one letter for a message.
 //
 // A message on "payments.completed" sends a confirmation whose recipient, subject and text come from the configuration. A message on
-// "email.requested" ([Requested]) sends what it says. Each letter that was sent has a row in letters and is announced on "email.sent" ([Sent]).
+// "email.requested" ([Requested]) sends what it says. Each letter that was sent has a row in letters and, where the
+// setting announce is on, is announced on "email.sent" ([Sent]).
 //
 // # Letters
 //
@@ -26,7 +27,7 @@
 //   - No answer once the server has asked for the letter (a time-out, a lost connection, a stop, a crash): nobody can know. The outcome is unknown and the default policy "park"
 //     leaves it to a person. With "retry" the letter is sent again under its same Message-ID, by which many receivers, but not all, drop the copy.
 //
-// Record runs exactly once: the row in letters, the message on email.sent and the completed key commit together. A crash after the letter and
+// Record runs exactly once: the row in letters, the message on email.sent, if any, and the completed key commit together. A crash after the letter and
 // before that commit is an unknown outcome, too: the letter is there, its row is not.
 //
 // Not promised: that an accepted letter reaches its reader, and order between letters. A changed setting domain changes the Message-IDs of letters that are tried again.

@@ -106,7 +106,7 @@ func (p *post) external(topic string, compose func(*message.Message) (letter, er
 			return l.sent(reply), nil
 		},
 		Record: func(ctx context.Context, tx handlers.Tx, _ *message.Message, result json.RawMessage) error {
-			return record(ctx, tx, topic, result)
+			return p.record(ctx, tx, topic, result)
 		},
 		Unknown: handlers.UnknownPark,
 	}
@@ -128,7 +128,7 @@ func (p *post) external(topic string, compose func(*message.Message) (letter, er
 func (p *post) messageID(key handlers.Key) string { return key.String() + "@" + p.domain }
 
 // record writes what was sent. A letter that was sent again under its old identity after its key had expired keeps its first row.
-func record(ctx context.Context, tx handlers.Tx, topic string, result json.RawMessage) error {
+func (p *post) record(ctx context.Context, tx handlers.Tx, topic string, result json.RawMessage) error {
 	var sent Sent
 	if err := json.Unmarshal(result, &sent); err != nil {
 		return fmt.Errorf("read the stored result of the letter: %w", err)
@@ -136,5 +136,8 @@ func record(ctx context.Context, tx handlers.Tx, topic string, result json.RawMe
 	tx.Defer(nil, tx.Rebind(`INSERT INTO letters (message_id, scope, idempotency_key, topic, recipient, subject, reply)
 		VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (message_id) DO NOTHING`),
 		sent.MessageID, tx.Scope(), tx.Key(), topic, sent.To, sent.Subject, sent.Reply)
+	if !p.cfg.Announce {
+		return nil
+	}
 	return tx.Publish(ctx, TopicSent, sent)
 }

@@ -188,7 +188,7 @@ func TestFolderThatCannotBeWrittenIsTriedAgain(t *testing.T) {
 
 // Record writes the row and the announcement in one transaction.
 func TestLetterIsRecorded(t *testing.T) {
-	config := "folder: " + t.TempDir()
+	config := "announce: true\nfolder: " + t.TempDir()
 	txtest.Each(t, email.Plugin(), config, func(t *testing.T, db *txtest.DB) {
 		e := external(t, onRequested, config)
 		sent, err := call(t, e, "k", request("Bob <bob@example.org>", "Grüße"))

@@ -1,4 +1,4 @@
-// Package journal keeps an append-only log: every message on "journal.append" and "payments.completed" becomes
+// Package journal keeps an append-only log: every message on "journal.append", "payments.completed" and "payments.declined" becomes
 // one entry with its body, unchanged and whatever it is, and its idempotency key.
 //
 // # Guarantees

@@ -14,6 +14,7 @@ import (
 const (
 	TopicAppend    = "journal.append"
 	TopicCompleted = "payments.completed"
+	TopicDeclined  = "payments.declined"
 )
 
 const guarantee = `Each message becomes exactly one entry with its body and its key, which commits together with the key. ` +
@@ -25,7 +26,8 @@ var embedded embed.FS
 // Config is the plugin's section of the configuration. It has no settings.
 type Config struct{}
 
-// Plugin returns the plugin "journal" with its bindings "journal" (payments.completed) and "journal-append" (journal.append).
+// Plugin returns the plugin "journal" with its bindings "journal" (payments.completed), "journal-declined"
+// (payments.declined) and "journal-append" (journal.append).
 func Plugin() handlers.Plugin {
 	return handlers.Plugin{
 		Name:       "journal",
@@ -33,6 +35,7 @@ func Plugin() handlers.Plugin {
 		Guarantee:  guarantee,
 		Open: handlers.Open(func(_ Config, b *handlers.Bindings) error {
 			b.On(TopicCompleted, appendTo(TopicCompleted))
+			b.On(TopicDeclined, appendTo(TopicDeclined), handlers.Named("journal-declined"))
 			b.On(TopicAppend, appendTo(TopicAppend), handlers.Named("journal-append"))
 			return nil
 		}),

@@ -34,24 +34,24 @@ func TestOpeningIsBookedAgainstEquity(t *testing.T) {
 }
 
 func TestRefusedOpenings(t *testing.T) {
-	for name, c := range map[string]struct{ body, code string }{
-		"no id":            {`{"currency":"EUR"}`, "account_id"},
-		"id of equity":     {`{"account_id":"equity:EUR","currency":"EUR"}`, "account_id"},
-		"no currency":      {`{"account_id":"a"}`, "currency"},
-		"unknown currency": {`{"account_id":"a","currency":"XXQ"}`, "currency"},
-		"negative":         {`{"account_id":"a","currency":"EUR","opening_balance":-1}`, "opening_balance"},
-		"too precise":      {`{"account_id":"a","currency":"EUR","opening_balance":"0.001"}`, "opening_balance"},
-		"kind":             {`{"account_id":"a","currency":"EUR","kind":"equity"}`, "kind"},
-		"not JSON":         {`{"account_id":`, "payload-not-json"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			books(t, func(t *testing.T, db *txtest.DB) {
+	books(t, func(t *testing.T, db *txtest.DB) {
+		for name, c := range map[string]struct{ body, code string }{
+			"no id":            {`{"currency":"EUR"}`, "account_id"},
+			"id of equity":     {`{"account_id":"equity:EUR","currency":"EUR"}`, "account_id"},
+			"no currency":      {`{"account_id":"a"}`, "currency"},
+			"unknown currency": {`{"account_id":"a","currency":"XXQ"}`, "currency"},
+			"negative":         {`{"account_id":"a","currency":"EUR","opening_balance":-1}`, "opening_balance"},
+			"too precise":      {`{"account_id":"a","currency":"EUR","opening_balance":"0.001"}`, "opening_balance"},
+			"kind":             {`{"account_id":"a","currency":"EUR","kind":"equity"}`, "kind"},
+			"not JSON":         {`{"account_id":`, "payload-not-json"},
+		} {
+			t.Run(name, func(t *testing.T) {
 				d := db.Deliver("accounts.opened", "k", c.body)
 				txtest.RequirePermanent(t, d.Err, c.code)
 				require.Zero(t, count(t, db, "accounts"))
 			})
-		})
-	}
+		}
+	})
 }
 
 func TestEquityCannotUnderflow(t *testing.T) {

@@ -23,7 +23,7 @@
 //   - A refused message (a bad amount, an unknown account, ...) is a permanent failure whose code is the field's name. It leaves no row.
 //   - A payment_id is used once. Under a second key it is refused as "payment-id-taken"; under its first key, after that key
 //     has expired, the recorded outcome is the result and nothing is booked or sent.
-//   - Two payments never deadlock: both accounts are locked by one statement in the order of their ids. In a group of messages
+//   - Two payments in transactions of their own never deadlock: both accounts are locked by one statement in the order of their ids. In a group of messages
 //     that share a transaction they can; then one of the two rolls back and is run again.
 //
 // Not promised: order between payments without an ordering key, and anything about rows that are changed by other means than these messages.

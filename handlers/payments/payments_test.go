@@ -78,34 +78,34 @@ func outcome(t *testing.T, d txtest.Delivery) (o payments.Outcome) {
 
 func TestRefusedPayments(t *testing.T) {
 	valid := payments.Requested{PaymentID: "p", From: "alice", To: "bob", Amount: "1", Currency: "EUR"}
-	for name, c := range map[string]struct {
-		change func(*payments.Requested)
-		code   string
-	}{
-		"no payment_id":       {func(r *payments.Requested) { r.PaymentID = "" }, "payment_id"},
-		"control character":   {func(r *payments.Requested) { r.PaymentID = "p\x00" }, "payment_id"},
-		"replaced bytes":      {func(r *payments.Requested) { r.PaymentID = "p\xff" }, "payment_id"},
-		"long payment_id":     {func(r *payments.Requested) { r.PaymentID = fmt.Sprintf("%0256d", 0) }, "payment_id"},
-		"no from":             {func(r *payments.Requested) { r.From = "" }, "from"},
-		"no to":               {func(r *payments.Requested) { r.To = "" }, "to"},
-		"unknown from":        {func(r *payments.Requested) { r.From = "nobody" }, "from"},
-		"unknown to":          {func(r *payments.Requested) { r.To = "nobody" }, "to"},
-		"other case":          {func(r *payments.Requested) { r.From = "Alice" }, "from"},
-		"to itself":           {func(r *payments.Requested) { r.To = "alice" }, "to"},
-		"from equity":         {func(r *payments.Requested) { r.From = "equity:EUR" }, "from"},
-		"to equity":           {func(r *payments.Requested) { r.To = "equity:EUR" }, "to"},
-		"no currency":         {func(r *payments.Requested) { r.Currency = "" }, "currency"},
-		"unknown currency":    {func(r *payments.Requested) { r.Currency = "EUX" }, "currency"},
-		"lower case currency": {func(r *payments.Requested) { r.Currency = "eur" }, "currency"},
-		"currency of neither": {func(r *payments.Requested) { r.Currency = "USD" }, "currency"},
-		"other currency":      {func(r *payments.Requested) { r.To = "dora" }, "currency"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			books(t, func(t *testing.T, db *txtest.DB) {
-				open(t, db, "alice", "EUR", "100")
-				open(t, db, "bob", "EUR", "0")
-				open(t, db, "dora", "USD", "0")
-				before := count(t, db, "ledger_entries")
+	books(t, func(t *testing.T, db *txtest.DB) {
+		open(t, db, "alice", "EUR", "100")
+		open(t, db, "bob", "EUR", "0")
+		open(t, db, "dora", "USD", "0")
+		before := count(t, db, "ledger_entries")
+		for name, c := range map[string]struct {
+			change func(*payments.Requested)
+			code   string
+		}{
+			"no payment_id":       {func(r *payments.Requested) { r.PaymentID = "" }, "payment_id"},
+			"control character":   {func(r *payments.Requested) { r.PaymentID = "p\x00" }, "payment_id"},
+			"replaced bytes":      {func(r *payments.Requested) { r.PaymentID = "p\xff" }, "payment_id"},
+			"long payment_id":     {func(r *payments.Requested) { r.PaymentID = fmt.Sprintf("%0256d", 0) }, "payment_id"},
+			"no from":             {func(r *payments.Requested) { r.From = "" }, "from"},
+			"no to":               {func(r *payments.Requested) { r.To = "" }, "to"},
+			"unknown from":        {func(r *payments.Requested) { r.From = "nobody" }, "from"},
+			"unknown to":          {func(r *payments.Requested) { r.To = "nobody" }, "to"},
+			"other case":          {func(r *payments.Requested) { r.From = "Alice" }, "from"},
+			"to itself":           {func(r *payments.Requested) { r.To = "alice" }, "to"},
+			"from equity":         {func(r *payments.Requested) { r.From = "equity:EUR" }, "from"},
+			"to equity":           {func(r *payments.Requested) { r.To = "equity:EUR" }, "to"},
+			"no currency":         {func(r *payments.Requested) { r.Currency = "" }, "currency"},
+			"unknown currency":    {func(r *payments.Requested) { r.Currency = "EUX" }, "currency"},
+			"lower case currency": {func(r *payments.Requested) { r.Currency = "eur" }, "currency"},
+			"currency of neither": {func(r *payments.Requested) { r.Currency = "USD" }, "currency"},
+			"other currency":      {func(r *payments.Requested) { r.To = "dora" }, "currency"},
+		} {
+			t.Run(name, func(t *testing.T) {
 				request := valid
 				c.change(&request)
 				d := db.Deliver("payments.requested", "k", request)
@@ -113,8 +113,9 @@ func TestRefusedPayments(t *testing.T) {
 				require.Zero(t, count(t, db, "payments"))
 				require.Equal(t, before, count(t, db, "ledger_entries"))
 			})
-		})
-	}
+		}
+		require.NoError(t, db.Deliver("payments.requested", "k", valid).Err, "what they were made of is fine")
+	})
 }
 
 // A second key for a payment_id is refused without a unique violation, which would abort the transaction on PostgreSQL.

@@ -143,7 +143,7 @@ func (r *replica) printLog() {
 	if err != nil {
 		return
 	}
-	const most = 12 << 10
+	const most = 3 << 10
 	r.t.Logf("log of replica %s:\n%s", r.name, data[max(0, len(data)-most):])
 }
 

@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"time"
+	"unicode/utf8"
 
 	"github.com/oncemill/oncemill/middleware/keystore"
 )
@@ -13,7 +15,7 @@ import (
 // attemptTransactional claims the key, runs the handler in the claim's transaction and commits both.
 func (e *Engine) attemptTransactional(ctx context.Context, j *job) error {
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // rolls an unfinished transaction back, also under a handler that does not return
+	defer cancel()
 	if err := e.fault.at(ctx, FaultBeforeClaim); err != nil {
 		return err
 	}
@@ -21,10 +23,7 @@ func (e *Engine) attemptTransactional(ctx context.Context, j *job) error {
 	if err != nil {
 		return inStore(err, "begin a transaction")
 	}
-	defer func() {
-		cancel()
-		tx.Rollback()
-	}()
+	defer tx.Rollback() // while ctx lives: a rollback by the end of its context costs the connection
 	completion := keystore.Completion{
 		Claim: j.claim(), State: keystore.Completed, Retention: e.binding.Retention, Owner: e.owner, Settles: j.settles(),
 	}
@@ -36,14 +35,18 @@ func (e *Engine) attemptTransactional(ctx context.Context, j *job) error {
 		if err != nil {
 			return inStore(err, "claim the key")
 		}
-		if verdicts[0].Outcome != keystore.Fresh {
+		switch verdicts[0].Outcome {
+		case keystore.Fresh:
+		case keystore.TakenOver: // left by an external handler that had the scope before
+			e.observe(Event{Kind: EventTakeover, Scope: j.id.Scope})
+		default:
 			return e.answer(ctx, j, verdicts[0], tx)
 		}
 	}
 	if err := e.fault.at(ctx, FaultAfterClaim); err != nil {
 		return err
 	}
-	facade := &Tx{inner: tx.SQL(), fault: e.fault, job: j}
+	facade := newTx(ctx, cancel, tx.SQL(), j, e.fault)
 	if err := e.runHandler(ctx, j, facade); err != nil {
 		return err
 	}
@@ -62,7 +65,7 @@ func (e *Engine) runHandler(ctx context.Context, j *job, facade *Tx) error {
 }
 
 // inTx runs f over the façade, within the binding's timeout, and closes the façade. An error of a statement that f hides or
-// disguises still decides how the failure is classified.
+// disguises still decides how the failure is classified, and a deferred statement that failed cannot be hidden at all.
 func (e *Engine) inTx(ctx context.Context, facade *Tx, f func(context.Context) error) error {
 	err := e.guarded(ctx, func(ctx context.Context) error {
 		if err := f(ctx); err != nil {
@@ -70,29 +73,36 @@ func (e *Engine) inTx(ctx context.Context, facade *Tx, f func(context.Context) e
 		}
 		return facade.flush(ctx)
 	})
-	hidden := facade.close()
-	if errors.Is(err, errDeadline) {
-		return err
+	hidden, broken := facade.close()
+	if err == nil {
+		err = broken
 	}
-	if hidden != nil && e.keys.Classify(hidden) != keystore.FaultOther {
+	if errors.Is(err, errAbandoned) {
+		facade.cut()
+	}
+	switch {
+	case err != nil && ctx.Err() != nil: // not by the handler's fault
+		return context.Cause(ctx)
+	case errors.Is(err, errDeadline):
+	case hidden != nil && e.keys.Classify(hidden) != keystore.FaultOther:
 		return inStore(hidden, "a statement of the handler")
+	case err != nil && e.keys.Classify(err) == keystore.FaultContention:
+		return inStore(err, "a prepared statement or the rows of the handler")
 	}
-	return err
+	return byHandler(err)
 }
 
 // guarded calls f in a goroutine of its own, so that a panic, a Goexit or an overrun deadline is a failure of this message alone. A function that does
-// not return at its deadline is abandoned; the caller closes what it could still use.
+// not return at its deadline is abandoned (the error is errAbandoned, too); the caller closes what it could still use.
 func (e *Engine) guarded(ctx context.Context, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, e.binding.Timeout, errDeadline)
 	ended := make(chan error, 1)
-	e.running.Add(1)
 	go func() {
-		defer e.running.Done()
 		defer cancel()
 		err := errGoexit
 		defer func() {
 			if value := recover(); value != nil {
-				err = &panicError{value}
+				err = &panicError{value, debug.Stack()}
 			}
 			ended <- err
 		}()
@@ -110,13 +120,12 @@ func (e *Engine) guarded(ctx context.Context, f func(context.Context) error) err
 	case <-time.After(50 * time.Millisecond):
 	}
 	e.observe(Event{Kind: EventAbandoned, Scope: e.binding.Scope})
-	e.running.Add(1)
 	go func() {
-		defer e.running.Done()
-		<-ended
+		err := <-ended
 		e.observe(Event{Kind: EventAbandonedOK, Scope: e.binding.Scope})
+		e.log.WarnContext(ctx, "an abandoned handler has returned", "scope", e.binding.Scope, "err", err)
 	}()
-	return overrun(ctx, context.Cause(ctx))
+	return fmt.Errorf("%w: %w", overrun(ctx, context.Cause(ctx)), errAbandoned)
 }
 
 // overrun makes a failure of everything that came after the deadline: a late success is not committed.
@@ -144,25 +153,39 @@ func (e *Engine) commit(ctx context.Context, j *job, tx keystore.Tx, facade *Tx,
 		return inStore(err, "commit")
 	}
 	e.observe(Event{Kind: EventCompleted, Scope: j.id.Scope, Duration: time.Since(j.started)})
-	for _, f := range facade.after {
-		f(ctx)
-	}
+	e.afterCommit(ctx, facade.after)
 	if err := e.fault.at(ctx, FaultCommitted); err != nil {
 		return fmt.Errorf("%w: %w", keystore.ErrOutcomeUnknown, err)
 	}
 	return nil
 }
 
-func encodeResult(result any) (json.RawMessage, error) {
-	switch r := result.(type) {
-	case nil:
-		return nil, nil
-	case json.RawMessage:
-		return r, nil
+// afterCommit runs the hooks of a message that has committed: whatever they do, it is done.
+func (e *Engine) afterCommit(ctx context.Context, hooks []func(context.Context)) {
+	for _, hook := range hooks {
+		err := e.guarded(ctx, func(ctx context.Context) error {
+			hook(ctx)
+			return nil
+		})
+		if err != nil {
+			e.log.ErrorContext(ctx, "a hook after the commit failed", "scope", e.binding.Scope, "err", err)
+		}
 	}
-	data, err := json.Marshal(result)
-	if err != nil {
-		return nil, fmt.Errorf("result as JSON: %w", err)
+}
+
+func encodeResult(result any) (json.RawMessage, error) {
+	if result == nil {
+		return nil, nil
+	}
+	data, ready := result.(json.RawMessage)
+	if !ready {
+		var err error
+		if data, err = json.Marshal(result); err != nil {
+			return nil, fmt.Errorf("%w: %w", errResult, err)
+		}
+	}
+	if !json.Valid(data) || !utf8.Valid(data) {
+		return nil, errResult
 	}
 	return data, nil
 }
@@ -178,25 +201,31 @@ func (e *Engine) answer(ctx context.Context, j *job, v keystore.Verdict, tx keys
 		return &busyError{left: v.Record.LeaseLeft}
 	case keystore.Lost:
 		return keystore.ErrLeaseLost
+	case keystore.Duplicate, keystore.Rejected, keystore.Doubtful, keystore.Waits:
+	default:
+		return fmt.Errorf("the store answered a claim with %q", v.Outcome)
 	}
 	if j.parked != nil {
 		if err := e.removeRow(ctx, j, tx); err != nil {
 			return err
 		}
 	}
-	kind := EventDuplicate
-	switch v.Outcome {
-	case keystore.Rejected:
-		kind = EventRejected
-	case keystore.Waits, keystore.Doubtful:
-		kind = EventWaiting
-	case keystore.Duplicate:
-		if e.onDup != nil {
-			e.onDup(ctx, j.msg, v.Record)
-		}
+	if v.Outcome == keystore.Duplicate && e.onDup != nil {
+		e.onDup(ctx, j.msg, v.Record)
 	}
-	e.observe(Event{Kind: kind, Scope: j.id.Scope})
+	e.observe(Event{Kind: skipped(v.Outcome), Scope: j.id.Scope})
 	return nil
+}
+
+// skipped names what becomes of a copy that is not needed.
+func skipped(outcome keystore.Outcome) EventKind {
+	switch outcome {
+	case keystore.Rejected:
+		return EventRejected
+	case keystore.Waits, keystore.Doubtful:
+		return EventWaiting
+	}
+	return EventDuplicate
 }
 
 // removeRow removes the parked row of a message that turned out to be settled.

@@ -55,6 +55,9 @@ type Binding struct {
 	// Scope keeps the keys of bindings apart; Topic is the logical topic.
 	Scope string
 	Topic string
+	// Publish is the topic of the messages that a router's HandlerFunc returns. Defaults to the router's publish topic, which
+	// is known while a message comes through the router, but not when it comes from parking: name it for such a handler. Router does.
+	Publish string
 	// Exactly one of Handler and External is set (Middleware sets Handler itself).
 	Handler  Handler
 	External *External

@@ -15,8 +15,8 @@ func (e *Engine) insist(wait context.Context, doing string, step func() error) e
 	var p patience
 	for {
 		err := step()
-		if err == nil {
-			return nil
+		if err == nil || errors.Is(err, parking.ErrLeaseLost) {
+			return err // a row that is another's by now is that one's to settle
 		}
 		f := e.classify(inStore(err, doing))
 		if f.class == stopping {
@@ -53,10 +53,7 @@ func (e *Engine) park(ctx, wait context.Context, j *job, f failure, due time.Dur
 		if j.parked == nil {
 			return e.parking.Park(ctx, []parking.Row{row})
 		}
-		if err := e.parking.Postpone(ctx, j.parked.Lease, due, row); err != nil && !isLost(err) {
-			return err
-		}
-		return nil
+		return e.parking.Postpone(ctx, j.parked.Lease, due, row)
 	})
 	if err != nil {
 		return err
@@ -68,22 +65,27 @@ func (e *Engine) park(ctx, wait context.Context, j *job, f failure, due time.Dur
 
 // bury writes the dead letter and the key as failed in one new transaction.
 func (e *Engine) bury(ctx, wait context.Context, j *job, f failure) error {
-	err := e.insist(wait, "write the dead letter", func() error { return e.buryOnce(ctx, j, f) })
+	var kind EventKind
+	err := e.insist(wait, "write the dead letter", func() (err error) {
+		kind, err = e.buryOnce(ctx, j, f)
+		return err
+	})
 	if err != nil {
 		return err
 	}
-	e.observe(Event{Kind: EventDead, Scope: j.id.Scope, Reason: f.reason})
+	e.observe(Event{Kind: kind, Scope: j.id.Scope, Reason: f.reason})
 	e.woken()
 	return e.fault.at(ctx, FaultBuried)
 }
 
-func (e *Engine) buryOnce(ctx context.Context, j *job, f failure) error {
+// buryOnce tries to, and returns what became of the message: the key's state has the last word.
+func (e *Engine) buryOnce(ctx context.Context, j *job, f failure) (EventKind, error) {
 	if err := e.fault.at(ctx, FaultBeforeBurial); err != nil {
-		return err
+		return "", err
 	}
 	tx, err := e.keys.Begin(ctx, keystore.TxOptions{LockTimeout: e.binding.LockTimeout})
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer tx.Rollback()
 	row := e.row(j, parking.Dead, f)
@@ -91,25 +93,36 @@ func (e *Engine) buryOnce(ctx context.Context, j *job, f failure) error {
 	c := keystore.Completion{State: keystore.Failed, Park: &row, Settles: j.settles(), Retention: e.binding.Retention, Owner: e.owner}
 	if j.id.Key == "" {
 		c.Keep = true
-		return tx.Commit(ctx, []keystore.Completion{c})
+		return EventDead, tx.Commit(ctx, []keystore.Completion{c})
 	}
 	c.Claim = j.claim()
 	c.Claim.OrderingKey = "" // a dead letter stands in no queue
 	verdicts, err := tx.Claim(ctx, []keystore.Claim{c.Claim})
 	if err != nil {
-		return err
+		return "", err
 	}
-	switch verdicts[0].Outcome {
+	kind := EventDead
+	switch v := verdicts[0]; v.Outcome {
 	case keystore.Fresh:
+		// What only differs from another message leaves the key to that one, also when it is free at the moment.
+		c.Keep = errors.Is(f.err, errMismatch)
 	case keystore.Lost:
-		return nil // whoever took the key over settles it
+		j.token = "" // the key is another's: look again what it makes of it
+		return "", keystore.ErrLeaseLost
 	case keystore.Duplicate, keystore.Rejected, keystore.Doubtful, keystore.Waits:
 		// Somebody else has settled the key meanwhile, so this copy is not needed.
-		c.Park, c.Keep = nil, true
+		c.Park, c.Keep, kind = nil, true, skipped(v.Outcome)
+	case keystore.Busy:
+		// Another copy is under way and may yet succeed.
+		row.State, row.Holds, row.DueIn = parking.Waiting, false, max(v.Record.LeaseLeft, 0)+jitter(100*time.Millisecond)
+		c.Keep, kind = true, EventParked
+	case keystore.TakenOver:
+		// A call was made whose outcome nobody knows: that is no failure, a person decides.
+		c.State, row.State, row.Reason, kind = keystore.InDoubt, parking.InDoubt, "outcome-unknown", EventInDoubt
 	default:
 		c.Keep = true
 	}
-	return tx.Commit(ctx, []keystore.Completion{c})
+	return kind, tx.Commit(ctx, []keystore.Completion{c})
 }
 
 // row is the parked form of a job with the binding's topic.

@@ -48,6 +48,7 @@ type Engine struct {
 	wake    func()
 	fault   Fault
 	events  func(Event)
+	adopted bool // the handler is a router's, see Middleware
 
 	slots    chan struct{}
 	stopping context.Context // nothing new begins, no retry waits any more
@@ -57,7 +58,6 @@ type Engine struct {
 	door     sync.Mutex     // guards closed and entering
 	closed   bool           // nobody enters any more
 	inside   sync.WaitGroup // messages in the engine
-	running  sync.WaitGroup // handlers' goroutines, abandoned ones included
 }
 
 // New makes an engine; it starts nothing.
@@ -107,13 +107,14 @@ func (e *Engine) Process(msg *message.Message) error {
 	e.observe(Event{Kind: EventReceived, Scope: e.binding.Scope})
 	j, violation := e.open(msg)
 	if err := awaitTurn(wait); err != nil {
-		return e.handBack(j)
+		return e.handBack(j, err)
 	}
 	return e.finish(wait, j, violation)
 }
 
 // RunParked takes a leased row through the engine; the row is settled in the store: removed with its effect, postponed, or turned into a
-// dead letter. The error says that it was not, because the engine stops or the store does not answer.
+// dead letter. The error says that it was not, because the engine stops or the store does not answer; it is parking.ErrLeaseLost
+// when the row is somebody else's by now.
 func (e *Engine) RunParked(ctx context.Context, row parking.Leased) error {
 	if !e.enter() {
 		return errHandBack
@@ -142,7 +143,9 @@ func (e *Engine) finish(wait context.Context, j *job, violation error) error {
 	defer cancel()
 	err := e.fault.at(run, FaultReceived)
 	if err == nil && violation != nil {
-		err = e.bury(run, wait, j, e.classify(violation))
+		f := e.classify(violation)
+		e.logFailure(run, j, f)
+		err = e.bury(run, wait, j, f)
 	} else if err == nil {
 		err = e.drive(run, wait, j)
 	}
@@ -150,12 +153,16 @@ func (e *Engine) finish(wait context.Context, j *job, violation error) error {
 		err = e.fault.at(run, FaultBeforeAck)
 	}
 	if err != nil {
-		return e.handBack(j)
+		return e.handBack(j, err)
 	}
 	return nil
 }
 
-func (e *Engine) handBack(j *job) error {
+func (e *Engine) handBack(j *job, why error) error {
+	if j.parked != nil && errors.Is(why, parking.ErrLeaseLost) {
+		e.observe(Event{Kind: EventLeaseLost, Scope: j.id.Scope})
+		return why
+	}
 	e.observe(Event{Kind: EventHandedBack, Scope: j.id.Scope})
 	return errHandBack
 }
@@ -226,18 +233,26 @@ func (e *Engine) stillSuspect(ctx context.Context, j *job) (bool, error) {
 // accuse counts a suspect before it runs. absolve takes the count back: this process lived to see the end.
 func (e *Engine) accuse(ctx context.Context, j *job) (absolve func(), err error) {
 	times, err := e.keys.Suspect(ctx, j.attemptID())
-	if err != nil {
+	switch {
+	case errors.Is(err, keystore.ErrOutcomeUnknown): // it may be counted
+		return func() { e.absolve(ctx, j) }, inStore(err, "count a suspect")
+	case err != nil:
 		return func() {}, inStore(err, "count a suspect")
-	}
-	if times > e.binding.CrashLimit {
+	case times > e.binding.CrashLimit:
 		return func() {}, errCrashed
 	}
 	return func() {
 		j.suspect = false
-		if err := e.keys.Absolve(context.WithoutCancel(ctx), j.attemptID()); err != nil {
-			e.log.WarnContext(ctx, "a suspect's count could not be taken back", "scope", j.id.Scope, "err", err)
-		}
+		e.absolve(ctx, j)
 	}, nil
+}
+
+func (e *Engine) absolve(ctx context.Context, j *job) {
+	ctx, cancel := outliving(ctx)
+	defer cancel()
+	if err := e.keys.Absolve(ctx, j.attemptID()); err != nil {
+		e.log.WarnContext(ctx, "a suspect's count could not be taken back", "scope", j.id.Scope, "err", err)
+	}
 }
 
 // joined returns a context with the values of ctx that ends with ctx or with other.
@@ -293,9 +308,12 @@ func (e *Engine) woken() {
 
 func (e *Engine) logFailure(ctx context.Context, j *job, f failure) {
 	level := slog.LevelWarn
-	if f.class == stopping || f.class == busy || f.class == behind || f.class == contention {
+	if f.class == stopping || f.class == busy || f.class == behind || f.class == contention || f.class == lost {
 		level = slog.LevelDebug
 	}
 	e.log.Log(ctx, level, "message not handled", "scope", j.id.Scope, "message_uuid", j.msg.UUID,
 		"class", string(f.class), "reason", f.reason, "attempt", j.attempts+1, "err", f.text())
+	if panicked := (*panicError)(nil); errors.As(f.err, &panicked) {
+		e.log.Log(ctx, level, "where the handler panicked", "scope", j.id.Scope, "message_uuid", j.msg.UUID, "stack", string(panicked.stack))
+	}
 }

@@ -1,6 +1,7 @@
 package idempotency
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -20,26 +21,38 @@ func (e *Engine) attemptExternal(ctx, wait context.Context, j *job) error {
 	if err := e.fault.at(ctx, FaultBeforeClaim); err != nil {
 		return err
 	}
-	j.token = ""
-	verdicts, err := e.keys.Acquire(ctx, e.owner+"/"+envelope.NewUUID(), []keystore.Claim{j.claim()}, e.binding.Lease)
+	v, err := e.acquire(ctx, j)
 	if err != nil {
-		return inStore(err, "acquire the key")
+		return err
 	}
-	v := verdicts[0]
 	if v.Outcome != keystore.Fresh && v.Outcome != keystore.TakenOver {
 		return e.answer(ctx, j, v, nil)
 	}
-	j.token = v.Token
+	j.token, j.doubt = v.Token, false
 	held, release := e.hold(ctx, j)
 	defer release()
-	if err := e.fault.at(held, FaultLeaseAcquired); err != nil {
-		return err
-	}
 	if v.Outcome == keystore.TakenOver {
 		e.observe(Event{Kind: EventTakeover, Scope: j.id.Scope})
 		return e.takeOver(held, wait, j, v.Record)
 	}
 	return e.call(held, wait, j)
+}
+
+// acquire asks for the lease, after a lost answer under the same name as before: the lease may be this message's already.
+func (e *Engine) acquire(ctx context.Context, j *job) (keystore.Verdict, error) {
+	j.token = ""
+	if j.asking == "" {
+		j.asking = e.owner + "/" + envelope.NewUUID()
+	}
+	verdicts, err := e.keys.Acquire(ctx, j.asking, []keystore.Claim{j.claim()}, e.binding.Lease)
+	if err == nil {
+		err = e.fault.at(ctx, FaultLeaseAcquired)
+	}
+	if err != nil {
+		return keystore.Verdict{}, inStore(err, "acquire the key")
+	}
+	j.asking = ""
+	return verdicts[0], nil
 }
 
 // hold renews the lease until release is called. The context that it returns ends with the lease.
@@ -71,12 +84,15 @@ func (e *Engine) renew(ctx context.Context, j *job) error {
 
 // takeOver decides about a key whose earlier owner ended without a word.
 func (e *Engine) takeOver(ctx, wait context.Context, j *job, r keystore.Record) error {
-	if r.Takeovers > e.binding.CrashLimit {
-		return errCrashed
+	if died, err := e.diedOften(ctx, j, r); err != nil {
+		return err
+	} else if died {
+		return e.doubt(ctx, wait, j, "crashed", errCrashed, nil)
 	}
 	ext := e.binding.External
 	switch {
 	case ext.Unknown == UnknownRetry && (ext.Window == 0 || time.Since(r.FirstAt) < ext.Window):
+		j.doubt = true
 		return e.call(ctx, wait, j)
 	case ext.Unknown == UnknownRetry:
 		return e.doubt(ctx, wait, j, "retry-window-over", errors.New("the provider's window for repeating the call is over"), nil)
@@ -84,6 +100,19 @@ func (e *Engine) takeOver(ctx, wait context.Context, j *job, r keystore.Record) 
 		return e.probe(ctx, wait, j)
 	}
 	return e.doubt(ctx, wait, j, "outcome-unknown", errors.New("the process that called ended before it recorded the outcome"), nil)
+}
+
+// diedOften reports that more takeovers than the crash limit are left when those are taken off that
+// followed a counted failure: after a call of unknown outcome this process itself leaves its key to be taken over.
+func (e *Engine) diedOften(ctx context.Context, j *job, r keystore.Record) (bool, error) {
+	if r.Takeovers <= e.binding.CrashLimit {
+		return false, nil
+	}
+	a, err := e.keys.Attempt(ctx, j.attemptID())
+	if err != nil {
+		return false, inStore(err, "read the failures of a key")
+	}
+	return r.Takeovers-a.Failures > e.binding.CrashLimit, nil
 }
 
 // probe asks the provider for the outcome of an earlier call.
@@ -95,9 +124,11 @@ func (e *Engine) probe(ctx, wait context.Context, j *job) error {
 		return err
 	})
 	switch {
+	case err != nil && errors.Is(context.Cause(ctx), keystore.ErrLeaseLost):
+		return keystore.ErrLeaseLost
 	case err != nil:
 		e.expire(ctx, j) // the doubt stays: the next attempt is a takeover again
-		return fmt.Errorf("probe: %w", err)
+		return byHandler(fmt.Errorf("probe: %w", err))
 	case !known:
 		return e.call(ctx, wait, j)
 	}
@@ -120,7 +151,7 @@ func (e *Engine) call(ctx, wait context.Context, j *job) error {
 	if errors.Is(context.Cause(ctx), keystore.ErrLeaseLost) {
 		return keystore.ErrLeaseLost
 	}
-	return e.settleCall(ctx, wait, j, err)
+	return e.settleCall(ctx, wait, j, byHandler(err))
 }
 
 // settleCall gives the key the state that a failed call leaves.
@@ -140,8 +171,13 @@ func (e *Engine) settleCall(ctx, wait context.Context, j *job, err error) error 
 		return err
 	case errors.As(err, &lasting):
 		return err // settle buries it under the lease's token
+	case j.doubt:
+		e.expire(ctx, j) // nothing happened now, but an earlier call's outcome is still not known
+		return err
 	}
-	if err := e.keys.Release(context.WithoutCancel(ctx), j.id, j.token); err != nil {
+	ctx, cancel := outliving(ctx)
+	defer cancel()
+	if err := e.keys.Release(ctx, j.id, j.token); err != nil {
 		return inStore(err, "release the key")
 	}
 	j.token = ""
@@ -150,7 +186,9 @@ func (e *Engine) settleCall(ctx, wait context.Context, j *job, err error) error 
 
 // expire ends the lease now and leaves the key in progress, so that whoever comes next takes it over and knows of the doubt.
 func (e *Engine) expire(ctx context.Context, j *job) {
-	if err := e.keys.Renew(context.WithoutCancel(ctx), j.id, j.token, time.Millisecond); err != nil {
+	ctx, cancel := outliving(ctx)
+	defer cancel()
+	if err := e.keys.Renew(ctx, j.id, j.token, time.Millisecond); err != nil {
 		e.log.WarnContext(ctx, "lease could not be ended early", "scope", j.id.Scope, "err", err)
 	}
 	j.token = ""
@@ -171,6 +209,10 @@ func (e *Engine) record(ctx, wait context.Context, j *job, result any) error {
 		err := e.recordOnce(ctx, j, data)
 		if err == nil || errors.Is(err, keystore.ErrLeaseLost) {
 			return err
+		}
+		if errors.Is(err, parking.ErrLeaseLost) {
+			j.parked = nil // whoever has the row finds the key completed
+			continue
 		}
 		f := e.classify(err)
 		e.logFailure(ctx, j, f)
@@ -195,10 +237,7 @@ func (e *Engine) recordOnce(ctx context.Context, j *job, result json.RawMessage)
 	if err != nil {
 		return inStore(err, "begin a transaction")
 	}
-	defer func() {
-		cancel()
-		tx.Rollback()
-	}()
+	defer tx.Rollback() // while ctx lives, as in attemptTransactional
 	verdicts, err := tx.Claim(ctx, []keystore.Claim{j.claim()})
 	if err != nil {
 		return inStore(err, "claim the key under its lease")
@@ -210,7 +249,7 @@ func (e *Engine) recordOnce(ctx context.Context, j *job, result json.RawMessage)
 	default:
 		return keystore.ErrLeaseLost
 	}
-	facade := &Tx{inner: tx.SQL(), fault: e.fault, job: j, result: result}
+	facade := newTx(ctx, cancel, tx.SQL(), j, e.fault)
 	if e.binding.External.Record != nil {
 		err := e.inTx(ctx, facade, func(ctx context.Context) error {
 			return e.binding.External.Record(ctx, facade, j.copyFor(ctx), result)
@@ -229,29 +268,48 @@ func (e *Engine) recordOnce(ctx context.Context, j *job, result json.RawMessage)
 func (e *Engine) doubt(ctx, wait context.Context, j *job, reason string, cause error, result json.RawMessage) error {
 	f := failure{class: permanent, reason: reason, err: cause}
 	e.logFailure(ctx, j, f)
+	var lost error
 	err := e.insist(wait, "mark the message in doubt", func() error {
-		ctx := context.WithoutCancel(ctx)
-		tx, err := e.keys.Begin(ctx, keystore.TxOptions{LockTimeout: e.binding.LockTimeout})
-		if err != nil {
-			return err
+		err := e.doubtOnce(ctx, j, f, result)
+		if errors.Is(err, parking.ErrLeaseLost) {
+			j.parked = nil // the row becomes the doubtful one, whoever has it
+			err = e.doubtOnce(ctx, j, f, result)
 		}
-		defer tx.Rollback()
-		verdicts, err := tx.Claim(ctx, []keystore.Claim{j.claim()})
-		if err != nil {
-			return err
+		if errors.Is(err, keystore.ErrLeaseLost) {
+			lost, err = err, nil
 		}
-		if verdicts[0].Outcome != keystore.Fresh {
-			return nil // whoever took the key over settles it
-		}
-		row := e.row(j, parking.InDoubt, f)
-		row.Holds = e.binding.Hold && row.OrderingKey != ""
-		return tx.Commit(ctx, []keystore.Completion{{
-			Claim: j.claim(), State: keystore.InDoubt, Result: result, Park: &row, Settles: j.settles(), Owner: e.owner,
-		}})
+		return err
 	})
-	if err != nil {
+	if err := cmp.Or(err, lost); err != nil {
 		return err
 	}
 	e.observe(Event{Kind: EventInDoubt, Scope: j.id.Scope, Reason: reason})
 	return nil
+}
+
+func (e *Engine) doubtOnce(ctx context.Context, j *job, f failure, result json.RawMessage) error {
+	ctx, cancel := outliving(ctx)
+	defer cancel()
+	tx, err := e.keys.Begin(ctx, keystore.TxOptions{LockTimeout: e.binding.LockTimeout})
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	verdicts, err := tx.Claim(ctx, []keystore.Claim{j.claim()})
+	if err != nil {
+		return err
+	}
+	if verdicts[0].Outcome != keystore.Fresh {
+		return keystore.ErrLeaseLost
+	}
+	row := e.row(j, parking.InDoubt, f)
+	row.Holds = e.binding.Hold && row.OrderingKey != ""
+	return tx.Commit(ctx, []keystore.Completion{{
+		Claim: j.claim(), State: keystore.InDoubt, Result: result, Park: &row, Settles: j.settles(), Owner: e.owner,
+	}})
+}
+
+// outliving is ctx without its end, for a short step that is tried also while everything else is being cut off.
+func outliving(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 }

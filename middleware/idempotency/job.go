@@ -3,7 +3,9 @@ package idempotency
 import (
 	"bytes"
 	"context"
+	"errors"
 	"maps"
+	"strings"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -27,35 +29,41 @@ type job struct {
 	inject     func(context.Context, message.Metadata)
 
 	token    string // of the lease, while an external handler's message holds its key
+	asking   string // the owner under which a lease was asked for that may or may not have been given
+	doubt    bool   // an earlier call of an external handler may have had its effect
 	suspect  bool   // may have killed a process: it runs alone and is counted before
 	attempts int    // failures so far, as far as this process knows
 	started  time.Time
 }
 
-// open reads what identifies a delivered message. The error is an *envelope.Violation; the
+// open reads what identifies a delivered message. The error is a violation of the message contract; the
 // job is good enough for a dead letter then.
 func (e *Engine) open(msg *message.Message) (*job, error) {
 	j := e.newJob(msg)
 	j.delivery = envelope.DeliveryFrom(msg.Context())
 	j.suspect = j.delivery.Redelivered
-	j.rawKey = msg.Metadata.Get(envelope.KeyHeader)
 	if msg.UUID == "" {
 		msg.UUID = envelope.ReceivedUUID("", j.delivery)
 	}
-	if err := envelope.ValidateReceived(msg, envelope.Limits{MaxPayload: e.binding.MaxPayload}); err != nil {
-		return j, err
-	}
-	j.orderingKey = msg.Metadata.Get(envelope.OrderingKeyHeader)
-	key, _, err := envelope.ExtractKey(msg, j.delivery, e.binding.Key, e.binding.Missing)
-	if err != nil {
-		return j, err
-	}
-	j.id.Key = key
-	j.fingerprint = e.binding.Fingerprint(msg)
-	return j, nil
+	return j, readable(func() error { return e.identify(j) })
 }
 
-// openParked makes the job of a parked row; its key was read when it was parked.
+// identify reads fingerprint, ordering key and key of a delivered message. Of a bad one it reads what tells its dead letter from others.
+func (e *Engine) identify(j *job) error {
+	j.fingerprint = e.binding.Fingerprint(j.msg)
+	if raw, found, err := e.binding.Key(j.msg, j.delivery); err == nil && found && strings.TrimSpace(raw) != "" {
+		j.rawKey = raw
+	}
+	if err := envelope.ValidateReceived(j.msg, envelope.Limits{MaxPayload: e.binding.MaxPayload}); err != nil {
+		return err
+	}
+	j.orderingKey = j.msg.Metadata.Get(envelope.OrderingKeyHeader)
+	key, _, err := envelope.ExtractKey(j.msg, j.delivery, e.binding.Key, e.binding.Missing)
+	j.id.Key = key
+	return err
+}
+
+// openParked makes the job of a parked row; its key was read when it was parked. What a message without one means is asked again.
 func (e *Engine) openParked(row parking.Leased) (*job, error) {
 	msg := message.NewMessage(row.UUID, row.Payload)
 	maps.Copy(msg.Metadata, row.Metadata)
@@ -63,17 +71,37 @@ func (e *Engine) openParked(row parking.Leased) (*job, error) {
 	j.parked, j.rawKey, j.orderingKey = &row, row.Key, row.OrderingKey
 	j.suspect, j.attempts = row.Suspect, row.Attempts
 	j.fingerprint = row.Fingerprint
-	if row.Key == "" && e.binding.Missing == envelope.MissingPass {
-		return j, nil
+	return j, readable(func() (err error) {
+		if j.fingerprint == "" {
+			j.fingerprint = e.binding.Fingerprint(msg)
+		}
+		key := row.Key
+		if key == "" {
+			key, _, err = envelope.ExtractKey(msg, envelope.Delivery{}, e.binding.Key, e.binding.Missing)
+		} else {
+			err = envelope.ValidateKey(key)
+		}
+		if err == nil {
+			j.id.Key = key
+		}
+		return err
+	})
+}
+
+// readable calls read and makes a violation of every error, so that a key source or fingerprint that fails or panics
+// costs its message and nothing else.
+func readable(read func() error) (err error) {
+	const rule = "key-unreadable"
+	defer func() {
+		if recover() != nil {
+			err = &envelope.Violation{Rule: rule, Detail: "reading its key or its fingerprint panicked"}
+		}
+	}()
+	err = read()
+	if v := (*envelope.Violation)(nil); err != nil && !errors.As(err, &v) {
+		err = &envelope.Violation{Rule: rule, Detail: err.Error()}
 	}
-	if err := envelope.ValidateKey(row.Key); err != nil {
-		return j, err
-	}
-	if j.fingerprint == "" {
-		j.fingerprint = e.binding.Fingerprint(msg)
-	}
-	j.id.Key = row.Key
-	return j, nil
+	return err
 }
 
 func (e *Engine) newJob(msg *message.Message) *job {

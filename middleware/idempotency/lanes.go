@@ -19,8 +19,9 @@ var errHandBack = errors.New("handed back to the broker")
 // gives each message with an ordering key a ticket before that. Messages of one key take turns in the order of their
 // tickets. A ticket ends with its message's Ack or Nack, whoever calls it.
 type Lanes struct {
-	mu   sync.Mutex
-	keys map[string]*lane
+	mu    sync.Mutex
+	keys  map[string]*lane
+	swept time.Time
 }
 
 // lane is the queue of one ordering key.
@@ -140,6 +141,7 @@ func (l *Lanes) end(t *ticket, handedBack bool) {
 		at++
 	}
 	if handedBack && !t.unrun {
+		l.sweep()
 		ln.returning, ln.since = t.id, time.Now()
 		for _, later := range ln.queue[at+1:] {
 			later.unrun = true
@@ -151,6 +153,19 @@ func (l *Lanes) end(t *ticket, handedBack bool) {
 		ln.queue[0].let()
 	} else if ln.returning == "" {
 		delete(l.keys, t.key)
+	}
+}
+
+// sweep forgets keys whose message was handed back and has returned elsewhere. The caller holds mu.
+func (l *Lanes) sweep() {
+	if time.Since(l.swept) < returnPatience {
+		return
+	}
+	l.swept = time.Now()
+	for key, ln := range l.keys {
+		if len(ln.queue) == 0 && time.Since(ln.since) > returnPatience {
+			delete(l.keys, key)
+		}
 	}
 }
 

@@ -1,11 +1,16 @@
 package idempotency
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
+	"strings"
 	"sync"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill/middleware/parking"
 )
 
 type txKey struct{}
@@ -21,27 +26,32 @@ func TxFrom(ctx context.Context) (*Tx, bool) {
 // HandlerFunc: it takes its transaction with TxFrom(msg.Context()), stores a result with SetResult, and the messages that it
 // returns go to the outbox under the router's publish topic, never to the router's publisher. With an External binding the HandlerFunc is not called.
 //
-// The engine must be the innermost middleware: retry and dead letters are its own.
+// The engine must be the innermost middleware: retry and dead letters are its own. It serves one handler of the router; for a whole
+// router see Router.
 func (e *Engine) Middleware(h message.HandlerFunc) message.HandlerFunc {
 	if e.binding.External == nil && e.binding.Handler == nil {
-		e.binding.Handler = adopt(h)
+		e.binding.Handler, e.adopted = adopt(h, e.binding.Publish), true
+	} else if e.adopted {
+		return func(*message.Message) ([]*message.Message, error) { return nil, errTwoHandlers }
 	}
 	return func(msg *message.Message) ([]*message.Message, error) {
 		return nil, e.Process(msg)
 	}
 }
 
+var errTwoHandlers = errors.New("idempotency: one Engine cannot serve two handlers, they would share their keys: use NewRouter")
+
 // adopt makes a Handler of a Watermill HandlerFunc.
-func adopt(h message.HandlerFunc) Handler {
+func adopt(h message.HandlerFunc, publish string) Handler {
 	return func(ctx context.Context, tx *Tx, msg *message.Message) (any, error) {
 		msg.SetContext(context.WithValue(ctx, txKey{}, tx))
 		produced, err := h(msg)
 		if err != nil || len(produced) == 0 {
 			return nil, err
 		}
-		topic := message.PublishTopicFromCtx(msg.Context())
+		topic := cmp.Or(publish, message.PublishTopicFromCtx(ctx))
 		if topic == "" {
-			return nil, errors.New("the handler returns messages, but the router gives it no publish topic: use AddHandler")
+			return nil, errors.New("the handler returns messages, but there is no publish topic: use AddHandler, and Binding.Publish for rows from parking")
 		}
 		for _, p := range produced {
 			if err := tx.Publish(ctx, topic, p); err != nil {
@@ -55,13 +65,20 @@ func adopt(h message.HandlerFunc) Handler {
 // Router makes a middleware for a whole router: each handler gets an engine with a scope of its own, made from
 // base by the handler's name. It is for routers without the rest of Oncemill; see Engine.Middleware.
 type Router struct {
-	base Config
-	mu   sync.Mutex
-	made map[string]*Engine
+	base    Config
+	mu      sync.Mutex
+	made    map[string]*Engine // by the handler's name
+	stopped bool
 }
 
 // NewRouter returns a router middleware. base.Binding.Scope is the service's name and begins every scope.
 func NewRouter(base Config) (*Router, error) {
+	switch b := base.Binding; {
+	case b.Scope == "":
+		return nil, errors.New("idempotency: Binding.Scope, the service's name, is required")
+	case b.Handler != nil || b.External != nil:
+		return nil, errors.New("idempotency: the handlers of a Router are those of the Watermill router; for others use Engine.Middleware")
+	}
 	probe := base
 	probe.Binding.Scope = base.Binding.Scope + "/probe"
 	if _, err := New(probe); err != nil {
@@ -95,10 +112,14 @@ func (r *Router) engine(ctx context.Context, h message.HandlerFunc) (*Engine, er
 	if e, ok := r.made[name]; ok {
 		return e, nil
 	}
+	if r.stopped {
+		return nil, errHandBack
+	}
 	cfg := r.base
 	cfg.Binding.Scope += "/" + name
 	cfg.Binding.Topic = message.SubscribeTopicFromCtx(ctx)
-	cfg.Binding.Handler = adopt(h)
+	cfg.Binding.Publish = message.PublishTopicFromCtx(ctx)
+	cfg.Binding.Handler = adopt(h, cfg.Binding.Publish)
 	e, err := New(cfg)
 	if err != nil {
 		return nil, err
@@ -107,7 +128,19 @@ func (r *Router) engine(ctx context.Context, h message.HandlerFunc) (*Engine, er
 	return e, nil
 }
 
-// Engines returns the engines made so far; the application's feeder needs them.
+// RunParked is Engine.RunParked of the handler whose scope the row has, for a parking.Feeder. The rows of a
+// handler wait until its first message has come through the router since the start.
+func (r *Router) RunParked(ctx context.Context, row parking.Leased) error {
+	r.mu.Lock()
+	e := r.made[strings.TrimPrefix(row.Scope, r.base.Binding.Scope+"/")]
+	r.mu.Unlock()
+	if e == nil || e.binding.Scope != row.Scope {
+		return fmt.Errorf("idempotency: no message of scope %s has come through the router yet", row.Scope)
+	}
+	return e.RunParked(ctx, row)
+}
+
+// Engines returns the engines made so far, by the handlers' names.
 func (r *Router) Engines() map[string]*Engine {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -120,6 +153,9 @@ func (r *Router) Engines() map[string]*Engine {
 
 // Stop stops every engine and waits for them as Engine.Wait does.
 func (r *Router) Stop(ctx context.Context) error {
+	r.mu.Lock()
+	r.stopped = true
+	r.mu.Unlock()
 	engines := r.Engines()
 	for _, e := range engines {
 		e.Stop()

@@ -1,6 +1,7 @@
 package idempotency
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,6 +24,7 @@ const (
 	unavailable class = "unavailable" // the store does not answer: wait for it
 	busy        class = "busy"        // somebody else holds the key: wait, then park until its lease can be over
 	behind      class = "behind"      // an older message of the ordering key is parked: park behind it
+	lost        class = "lost"        // the parked row is another's by now: leave it to that one
 )
 
 // failure is a classified error.
@@ -48,11 +50,13 @@ func (f failure) text() string {
 
 // Errors of the engine itself.
 var (
-	errDeadline = errors.New("the handler overran its timeout")
-	errGoexit   = errors.New("the handler ended its goroutine")
-	errMismatch = errors.New("the key was used before with another payload")
-	errCrashed  = errors.New("the process died repeatedly while this message was being handled")
-	errBehind   = errors.New("an older message of the same ordering key is parked")
+	errDeadline  = errors.New("the handler overran its timeout")
+	errAbandoned = errors.New("it has not returned yet")
+	errGoexit    = errors.New("the handler ended its goroutine")
+	errResult    = errors.New("the handler's result has no JSON form")
+	errMismatch  = errors.New("the key was used before with another payload")
+	errCrashed   = errors.New("the process died repeatedly while this message was being handled")
+	errBehind    = errors.New("an older message of the same ordering key is parked")
 )
 
 // storeError marks an error of the store or of a statement on the handler's transaction, as against one of the handler's own making.
@@ -75,28 +79,52 @@ type busyError struct{ left time.Duration }
 func (e *busyError) Error() string { return "another owner holds the key" }
 
 // panicError is a handler's panic.
-type panicError struct{ value any }
+type panicError struct {
+	value any
+	stack []byte
+}
 
 func (e *panicError) Error() string { return fmt.Sprintf("the handler panicked: %v", e.value) }
+
+// handlerError marks what a handler returned, or how it ended. Errors of a store in it are of a store of the handler's own.
+type handlerError struct{ err error }
+
+func (e *handlerError) Error() string { return e.err.Error() }
+func (e *handlerError) Unwrap() error { return e.err }
+
+// byHandler marks an error of the handler.
+func byHandler(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &handlerError{err}
+}
 
 // classify is the one place where errors get their class.
 func (e *Engine) classify(err error) failure {
 	var (
 		inStore *storeError
+		handler *handlerError
 		lasting interface{ Permanent() string }
-		later   interface{ RetryAfter() time.Duration }
 		held    *busyError
-		panics  *panicError
 	)
 	switch {
-	case errors.Is(err, errHandBack) || e.aborted.Err() != nil:
+	case e.aborted.Err() != nil:
+		return failure{class: stopping, reason: "stopping", err: err}
+	case errors.As(err, &handler):
+		return classifyHandler(handler.err)
+	case errors.Is(err, errHandBack):
 		return failure{class: stopping, reason: "stopping", err: err}
 	case errors.Is(err, keystore.ErrOutcomeUnknown):
 		return failure{class: unknown, reason: "commit-outcome-unknown", err: err}
-	case errors.Is(err, keystore.ErrLeaseLost), errors.Is(err, parking.ErrLeaseLost):
+	case errors.Is(err, keystore.ErrLeaseLost):
 		return failure{class: contention, reason: "lease-lost", err: err}
+	case errors.Is(err, parking.ErrLeaseLost):
+		return failure{class: lost, reason: "parked-lease-lost", err: err}
 	case errors.Is(err, keystore.ErrResultTooLarge):
 		return failure{class: permanent, reason: "result-too-large", err: err}
+	case errors.Is(err, errResult):
+		return failure{class: permanent, reason: "result-not-json", err: err}
 	case errors.As(err, &inStore) && e.keys.Classify(inStore.err) == keystore.FaultContention:
 		return failure{class: contention, reason: "contention", err: err}
 	case errors.As(err, &inStore) && e.keys.Classify(inStore.err) == keystore.FaultUnavailable:
@@ -111,6 +139,20 @@ func (e *Engine) classify(err error) failure {
 		return failure{class: busy, reason: "in-progress", err: err, wait: held.left}
 	case errors.As(err, &lasting):
 		return failure{class: permanent, reason: lasting.Permanent(), err: err}
+	}
+	return failure{class: transient, reason: "engine-error", err: err}
+}
+
+// classifyHandler gives an error of a handler its class.
+func classifyHandler(err error) failure {
+	var (
+		lasting interface{ Permanent() string }
+		later   interface{ RetryAfter() time.Duration }
+		panics  *panicError
+	)
+	switch {
+	case errors.As(err, &lasting):
+		return failure{class: permanent, reason: cmp.Or(lasting.Permanent(), "permanent"), err: err}
 	case errors.As(err, &panics):
 		return failure{class: transient, reason: "panic", err: err}
 	case errors.Is(err, errDeadline):
@@ -129,6 +171,8 @@ func (e *Engine) settle(ctx, wait context.Context, j *job, p *patience, err erro
 	switch f.class {
 	case stopping:
 		return 0, false, errHandBack
+	case lost:
+		return 0, false, err
 	case permanent:
 		return 0, true, e.bury(ctx, wait, j, f)
 	case unknown:

@@ -25,10 +25,13 @@ type Tx struct {
 	inner *sqlx.Tx
 	fault Fault
 	job   *job
+	alive context.Context // ends with the attempt, whatever context a statement was given
+	cut   func()          // ends alive, and so the statement that an abandoned handler hangs in
 
 	mu       sync.Mutex // held for each call, so that closing waits for no statement but lets none begin
 	closed   bool
 	hidden   error // the first driver error, which a handler may swallow
+	broken   error // the first failure of a deferred statement, after which nothing may commit
 	deferred []deferredStatement
 	outgoing []outbox.Record
 	after    []func(context.Context)
@@ -43,6 +46,10 @@ type deferredStatement struct {
 
 var _ sqlx.ExtContext = (*Tx)(nil)
 
+func newTx(alive context.Context, cut func(), inner *sqlx.Tx, j *job, fault Fault) *Tx {
+	return &Tx{inner: inner, fault: fault, job: j, alive: alive, cut: cut}
+}
+
 // dead is the context of statements on a closed Tx, for methods that cannot return an error at once.
 var dead = func() context.Context {
 	ctx, cancel := context.WithCancelCause(context.Background())
@@ -50,24 +57,36 @@ var dead = func() context.Context {
 	return ctx
 }()
 
-// begin checks that a statement may run and flushes deferred ones. The caller holds no lock.
-func (t *Tx) begin(ctx context.Context) error {
+// begin checks that a statement may run and flushes deferred ones. The caller holds no lock. The context
+// that it returns is for the statement; release ends it, where nothing that the statement returned lives on.
+func (t *Tx) begin(ctx context.Context) (_ context.Context, release func(), err error) {
 	t.mu.Lock()
 	closed := t.closed
 	t.mu.Unlock()
 	if closed {
-		return ErrTxClosed
+		return nil, nil, ErrTxClosed
 	}
+	ctx, release = joined(ctx, t.alive)
 	if err := t.flush(ctx); err != nil {
-		return err
+		return nil, nil, err
 	}
-	return t.fault.at(ctx, FaultBeforeStatement)
+	if err := t.fault.at(ctx, FaultBeforeStatement); err != nil {
+		return nil, nil, t.remember(err)
+	}
+	return ctx, release, nil
 }
 
 // note remembers a driver's error, also one that the handler will hide.
 func (t *Tx) note(ctx context.Context, err error) error {
 	if err == nil {
-		return t.fault.at(ctx, FaultAfterStatement)
+		err = t.fault.at(ctx, FaultAfterStatement)
+	}
+	return t.remember(err)
+}
+
+func (t *Tx) remember(err error) error {
+	if err == nil {
+		return nil
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -82,25 +101,30 @@ func (t *Tx) note(ctx context.Context, err error) error {
 
 // ExecContext runs a statement.
 func (t *Tx) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
-	if err := t.begin(ctx); err != nil {
+	ctx, release, err := t.begin(ctx)
+	if err != nil {
 		return nil, err
 	}
+	defer release()
 	res, err := t.inner.ExecContext(ctx, query, args...)
 	return res, t.note(ctx, err)
 }
 
 // PrepareContext prepares a statement; it is closed with the transaction.
 func (t *Tx) PrepareContext(ctx context.Context, query string) (*sql.Stmt, error) {
-	if err := t.begin(ctx); err != nil {
+	ctx, release, err := t.begin(ctx)
+	if err != nil {
 		return nil, err
 	}
+	defer release()
 	stmt, err := t.inner.PrepareContext(ctx, query)
 	return stmt, t.note(ctx, err)
 }
 
 // QueryContext runs a query.
 func (t *Tx) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
-	if err := t.begin(ctx); err != nil {
+	ctx, _, err := t.begin(ctx)
+	if err != nil {
 		return nil, err
 	}
 	rows, err := t.inner.QueryContext(ctx, query, args...)
@@ -109,7 +133,8 @@ func (t *Tx) QueryContext(ctx context.Context, query string, args ...any) (*sql.
 
 // QueryxContext is sqlx's QueryContext.
 func (t *Tx) QueryxContext(ctx context.Context, query string, args ...any) (*sqlx.Rows, error) {
-	if err := t.begin(ctx); err != nil {
+	ctx, _, err := t.begin(ctx)
+	if err != nil {
 		return nil, err
 	}
 	rows, err := t.inner.QueryxContext(ctx, query, args...)
@@ -118,7 +143,8 @@ func (t *Tx) QueryxContext(ctx context.Context, query string, args ...any) (*sql
 
 // QueryRowContext runs a query for one row.
 func (t *Tx) QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row {
-	if err := t.begin(ctx); err != nil {
+	ctx, _, err := t.begin(ctx)
+	if err != nil {
 		return t.inner.QueryRowContext(dead, query, args...)
 	}
 	row := t.inner.QueryRowContext(ctx, query, args...)
@@ -128,7 +154,8 @@ func (t *Tx) QueryRowContext(ctx context.Context, query string, args ...any) *sq
 
 // QueryRowxContext is sqlx's QueryRowContext.
 func (t *Tx) QueryRowxContext(ctx context.Context, query string, args ...any) *sqlx.Row {
-	if err := t.begin(ctx); err != nil {
+	ctx, _, err := t.begin(ctx)
+	if err != nil {
 		return t.inner.QueryRowxContext(dead, query, args...)
 	}
 	row := t.inner.QueryRowxContext(ctx, query, args...)
@@ -154,9 +181,16 @@ func (t *Tx) Key() string { return t.job.id.Key }
 func (t *Tx) Scope() string { return t.job.id.Scope }
 
 // SetResult stores the handler's result where the handler has no way to return it (a Watermill HandlerFunc).
-func (t *Tx) SetResult(result any) { t.result = result }
+func (t *Tx) SetResult(result any) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.closed {
+		t.result = result
+	}
+}
 
 // Defer queues a statement that runs before the next statement and before the commit. check, where not nil, gets the affected rows.
+// A deferred statement that fails, or its check, fails the message, also where the handler overlooks the error.
 func (t *Tx) Defer(check func(rows int64) error, query string, args ...any) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -165,33 +199,39 @@ func (t *Tx) Defer(check func(rows int64) error, query string, args ...any) {
 
 func (t *Tx) flush(ctx context.Context) error {
 	t.mu.Lock()
-	queue := t.deferred
+	queue, err := t.deferred, t.broken
 	t.deferred = nil
 	t.mu.Unlock()
 	for _, d := range queue {
-		res, err := t.inner.ExecContext(ctx, d.query, d.args...)
-		if err := t.note(ctx, err); err != nil {
-			return err
-		}
-		if d.check == nil {
-			continue
-		}
-		rows, err := res.RowsAffected()
-		if err != nil {
-			return t.note(ctx, err)
-		}
-		if err := d.check(rows); err != nil {
-			return err
+		if err == nil {
+			err = t.runDeferred(ctx, d)
 		}
 	}
-	return nil
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.broken = err
+	return err
+}
+
+func (t *Tx) runDeferred(ctx context.Context, d deferredStatement) error {
+	res, err := t.inner.ExecContext(ctx, d.query, d.args...)
+	if err := t.note(ctx, err); err != nil || d.check == nil {
+		return err
+	}
+	rows, err := res.RowsAffected()
+	if err != nil {
+		return t.remember(err)
+	}
+	return d.check(rows)
 }
 
 // AfterCommit registers what runs once the transaction has surely committed.
 func (t *Tx) AfterCommit(f func(ctx context.Context)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.after = append(t.after, f)
+	if !t.closed {
+		t.after = append(t.after, f)
+	}
 }
 
 // Publish adds messages to the outbox of this transaction. A *message.Message goes as it is, anything else as the JSON
@@ -216,12 +256,13 @@ func (t *Tx) Publish(ctx context.Context, topic string, payloads ...any) error {
 	return nil
 }
 
-// close forbids further statements and returns the driver's error that the handler may have hidden.
-func (t *Tx) close() (hidden error) {
+// close forbids further statements and returns the driver's error that the handler may have hidden, and
+// the failure of a deferred statement.
+func (t *Tx) close() (hidden, broken error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.closed = true
-	return t.hidden
+	return t.hidden, t.broken
 }
 
 func (t *Tx) record(ctx context.Context, topic string, payload any) (outbox.Record, error) {

@@ -171,7 +171,9 @@ func (g *generation) commitLoop(ctx context.Context) {
 			return
 		}
 		failures++
-		g.s.log.Warn("kafka offsets not committed", slog.String("topic", g.s.physical), slog.Int("attempt", failures), slog.Any("err", err))
+		if failures&(failures-1) == 0 { // 1, 2, 4, ...: an outage is no flood
+			g.s.log.Warn("kafka offsets not committed", slog.String("topic", g.s.physical), slog.Int("attempt", failures), slog.Any("err", err))
+		}
 		select {
 		case <-time.After(min(time.Second, time.Duration(failures)*100*time.Millisecond)):
 			signal(g.commitNow)

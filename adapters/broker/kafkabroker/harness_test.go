@@ -110,7 +110,7 @@ func (l *lines) crash(_ testing.TB, b broker.Broker) {
 	own.cut()
 }
 
-func harness(t *testing.T) brokertest.Harness {
+func newHarness(t testing.TB) brokertest.Harness {
 	l := &lines{of: map[broker.Broker]*line{}}
 	testenv.Kafka(t)
 	return brokertest.Harness{

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
 
 	"github.com/IBM/sarama"
 	"github.com/ThreeDotsLabs/watermill-kafka/v3/pkg/kafka"
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/eapache/go-resiliency/breaker"
 
 	"github.com/oncemill/oncemill/adapters/broker"
 	"github.com/oncemill/oncemill/middleware/envelope"
@@ -163,16 +165,18 @@ func (p *publisher) judge(producer *producer, records []*sarama.ProducerMessage,
 		case errors.Is(err, sarama.ErrInvalidRecord):
 			errs[i] = fmt.Errorf("%w: %w", outbox.ErrUnpublishable, err)
 		case breaksProducer(err):
-			p.retire(producer)
+			p.retire(producer, err)
 		}
 	}
 }
 
-// breaksProducer reports errors after which an idempotent producer cannot be trusted to go on.
+// breaksProducer reports errors after which an idempotent producer cannot go on, or a new one gets on faster.
 func breaksProducer(err error) bool {
 	for _, broken := range []error{
 		sarama.ErrOutOfOrderSequenceNumber, sarama.ErrUnknownProducerID, sarama.ErrInvalidProducerEpoch, sarama.ErrProducerFenced,
-		sarama.ErrInvalidProducerIDMapping, sarama.ErrSASLAuthenticationFailed,
+		sarama.ErrInvalidProducerIDMapping,
+		sarama.ErrSASLAuthenticationFailed, // the password may have been replaced
+		breaker.ErrBreakerOpen,             // the library waits for ten seconds after an outage
 	} {
 		if errors.Is(err, broken) {
 			return true
@@ -234,14 +238,14 @@ func (p *publisher) make() (*producer, error) {
 }
 
 // retire takes a producer out of use; what is still on its way ends in the background.
-func (p *publisher) retire(old *producer) {
+func (p *publisher) retire(old *producer, why error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.current != old {
 		return
 	}
 	p.current = nil
-	p.b.log.Warn("kafka producer replaced: its sequence of records is broken")
+	p.b.log.Warn("kafka producer replaced", slog.Any("err", why))
 	p.retired.Go(old.close)
 }
 

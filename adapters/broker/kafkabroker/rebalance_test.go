@@ -66,14 +66,16 @@ func (f *fleet) add() {
 }
 
 func (f *fleet) handle(msg *message.Message) {
+	position := delivery(msg).Position
+	f.mu.Lock()
+	f.runs[position]++
+	f.mu.Unlock()
 	select {
 	case <-time.After(handlerTime):
 	case <-msg.Context().Done():
 		return // taken away
 	}
-	position := delivery(msg).Position
 	f.mu.Lock()
-	f.runs[position]++
 	f.acked[position] = true
 	f.mu.Unlock()
 	msg.Ack()
@@ -182,8 +184,8 @@ func TestF068RebalanceWithKills(t *testing.T) {
 		f.remove(false)
 		f.checkCommits()
 	}
-	// A dead replica's acks of its last moments are not committed either.
-	require.LessOrEqual(t, f.finish(<-published), kills*2*20)
+	// A dead replica's acks of its last moments, at most an interval of commits, are not committed either.
+	require.LessOrEqual(t, f.finish(<-published), kills*(20+20*5))
 }
 
 // A handler that takes longer than the settle time-out does not hold the rebalance: its context ends, its late ack is ignored, and the

@@ -155,7 +155,7 @@ func (s *subscriber) run() {
 	workers.Go(func() { s.watchBacklog(ctx) })
 
 	pause := backoff.NewExponentialBackOff()
-	pause.InitialInterval, pause.MaxInterval = 100*time.Millisecond, 10*time.Second
+	pause.InitialInterval, pause.MaxInterval = 100*time.Millisecond, 5*time.Second
 	for ctx.Err() == nil {
 		started := time.Now()
 		err := s.member(ctx)

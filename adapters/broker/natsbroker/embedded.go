@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	_ "path/filepath"
+	"path/filepath"
 	"strings"
 
 	"github.com/nats-io/nats.go"
@@ -60,7 +60,7 @@ func openEmbedded(ctx context.Context, decode func(any) error, opts broker.Optio
 	b := newBroker("embedded", cfg.broker(), opts, l)
 	b.after = n.close
 	b.topology.atomic = true
-	//b.marks = marksIn(filepath.Join(opts.DataDir, "nats-marks"))
+	b.marks = marksIn(filepath.Join(opts.DataDir, "nats-marks"))
 	b.capabilities = b.cfg.capabilities(true, b.maxPayload, l.nc.MaxPayload()) // each write is flushed before it is confirmed
 	return b, nil
 }

@@ -20,7 +20,7 @@ const (
 	// is shorter than leaseTTL, which the others count from when they saw it: a holder stops before another begins.
 	leaseValid = leaseTTL * 3 / 4
 	leaseRenew = leaseTTL / 4
-	leaseWatch = 250 * time.Millisecond
+	leaseWatch = 400 * time.Millisecond
 )
 
 var errLeaseLost = errors.New("the lease was lost to another replica")

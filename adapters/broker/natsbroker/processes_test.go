@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"os/exec"
 	ossignal "os/signal"
@@ -29,6 +28,10 @@ import (
 const (
 	replicaDir  = "ONCEMILL_TEST_REPLICA_DIR"
 	replicaName = "ONCEMILL_TEST_REPLICA_NAME"
+	// replicaURL has it use an external server.
+	replicaURL = "ONCEMILL_TEST_REPLICA_URL"
+	// replicaOrdered names a topic that it consumes in order, and does nothing else.
+	replicaOrdered = "ONCEMILL_TEST_REPLICA_ORDERED"
 )
 
 const replicaTopic = "replicas.work"
@@ -49,11 +52,12 @@ func TestMain(m *testing.M) {
 func runReplica(dir, name string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	b, err := EmbeddedFactory().Open(ctx, func(any) error { return nil }, broker.Options{
-		Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)), DataDir: dir, ClientName: name,
-	})
+	b, err := openReplica(ctx, dir, name, os.Getenv(replicaURL))
 	if err != nil {
 		return err
+	}
+	if topic := os.Getenv(replicaOrdered); topic != "" {
+		return runOrdered(b, dir, topic)
 	}
 	sub := broker.Subscription{Topic: replicaTopic, Group: "workers", InFlight: 32}
 	if err := b.Declare(ctx, replicaTopic, []broker.Subscription{sub}); err != nil {
@@ -130,10 +134,11 @@ type replica struct {
 	log   *bytes.Buffer
 }
 
-func startReplica(t *testing.T, dir, name string) *replica {
+func startReplica(t *testing.T, dir, name string, variables ...string) *replica {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], "-test.run=^$")
 	cmd.Env = append(os.Environ(), replicaDir+"="+dir, replicaName+"="+name)
+	cmd.Env = append(cmd.Env, variables...)
 	var logged bytes.Buffer
 	cmd.Stderr = &logged
 	stdin, err := cmd.StdinPipe()

@@ -130,28 +130,50 @@ func (b *batch) chains(messages []*message.Message) []chain {
 
 // publish sends the first message of each chain, waits for the outcomes, and returns what is left of the chains.
 func (b *batch) publish(ctx context.Context, round []chain) []chain {
-	futures := make([]jetstream.PubAckFuture, len(round))
-	sent := 0
-	// Never more than the window, or this batch would wait for itself.
-	for sent < len(round) && sent < publishWindow {
-		futures[sent] = b.send(ctx, round[sent][0])
-		sent++
+	var sent []flight // oldest first
+	for _, c := range round {
+		if i := c[0]; b.errs[i] == nil {
+			sent = b.room(ctx, sent)
+			if f, ok := b.send(ctx, i); ok {
+				sent = append(sent, f)
+			}
+		}
+	}
+	for _, f := range sent {
+		b.settle(ctx, f)
 	}
 	var left []chain
-	for k, c := range round[:sent] {
-		if futures[k] != nil {
-			b.errs[c[0]] = b.outcome(ctx, b.encoded[c[0]], futures[k])
-			<-b.p.window
-		}
-		if rest := c[1:]; len(rest) > 0 {
-			if b.errs[c[0]] != nil {
-				b.stop(c)
-				continue
-			}
-			left = append(left, rest)
+	for _, c := range round {
+		switch {
+		case len(c) == 1:
+		case b.errs[c[0]] != nil:
+			b.stop(c)
+		default:
+			left = append(left, c[1:])
 		}
 	}
-	return append(left, round[sent:]...)
+	return left
+}
+
+// flight is a message whose confirmation is waited for. It holds a slot of the window.
+type flight struct {
+	i      int
+	future jetstream.PubAckFuture
+}
+
+// room settles flights until the window has a free slot or there are none. A batch that waits for a
+// slot holds none, or two batches could wait for each other.
+func (b *batch) room(ctx context.Context, sent []flight) []flight {
+	for len(sent) > 0 && len(b.p.window) == cap(b.p.window) {
+		b.settle(ctx, sent[0])
+		sent = sent[1:]
+	}
+	return sent
+}
+
+func (b *batch) settle(ctx context.Context, f flight) {
+	b.errs[f.i] = b.outcome(ctx, b.encoded[f.i], f.future)
+	<-b.p.window
 }
 
 // stop marks what follows a failed message in its chain as not sent.
@@ -161,24 +183,21 @@ func (b *batch) stop(c chain) {
 	}
 }
 
-// send puts one message on its way; it returns nil where it notes an error instead.
-func (b *batch) send(ctx context.Context, i int) jetstream.PubAckFuture {
-	if b.errs[i] != nil {
-		return nil
-	}
+// send puts one message on its way, or notes why not.
+func (b *batch) send(ctx context.Context, i int) (flight, bool) {
 	select {
 	case b.p.window <- struct{}{}:
 	case <-ctx.Done():
 		b.errs[i] = fmt.Errorf("not sent: %w", ctx.Err())
-		return nil
+		return flight{}, false
 	}
 	future, err := b.p.b.link.js.PublishMsgAsync(b.encoded[i], jetstream.WithRetryAttempts(0))
 	if err != nil {
 		<-b.p.window
 		b.errs[i] = classify(err)
-		return nil
+		return flight{}, false
 	}
-	return future
+	return flight{i: i, future: future}, true
 }
 
 // outcome waits for the server's answer. A topic without a stream gets one, where topology is ours.
@@ -227,6 +246,9 @@ func classify(err error) error {
 	case errors.As(err, &api):
 		if api.ErrorCode == codeMessageTooLarge || api.ErrorCode == codeHeaderTooLarge {
 			return unpublishable(err)
+		}
+		if api.Code >= 500 { // the stream is full, or has no leader
+			return fmt.Errorf("%w: %w", outbox.ErrUnavailable, err)
 		}
 		return fmt.Errorf("the stream refused the message: %w", err)
 	case errors.Is(err, outbox.ErrUnavailable):

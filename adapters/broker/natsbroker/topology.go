@@ -135,10 +135,13 @@ func (t *topology) adoptStream(ctx context.Context, p place, info *jetstream.Str
 	t.remember(p)
 	want := t.streamConfig(p)
 	mine := info.Config.Metadata[ownerMark] != "" && t.cfg.Topology == topologyDeclare
-	if !mine || info.Config.MaxAge == want.MaxAge && info.Config.Replicas == want.Replicas {
+	have := info.Config
+	want.AllowAtomicPublish = want.AllowAtomicPublish || have.AllowAtomicPublish
+	if !mine || have.MaxAge == want.MaxAge && have.Replicas == want.Replicas && have.AllowAtomicPublish == want.AllowAtomicPublish {
 		return nil
 	}
-	changed := info.Config
+	changed := have
+	changed.AllowAtomicPublish = want.AllowAtomicPublish
 	changed.MaxAge, changed.Replicas, changed.Duplicates = want.MaxAge, want.Replicas, want.Duplicates
 	if _, err := t.link.js.UpdateStream(ctx, changed); err != nil {
 		return fmt.Errorf("updating stream %s: %w", p.stream, err)

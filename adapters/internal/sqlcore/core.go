@@ -18,6 +18,7 @@ type Core struct {
 	outgoing *signal
 	parked   *signal
 	onCommit func()
+	onWatch  func()
 }
 
 // Options set up a Core.
@@ -25,13 +26,18 @@ type Options struct {
 	Capabilities keystore.Capabilities
 	// OnOutgoing is called after a commit with outgoing records, to tell other processes. It must not block.
 	OnOutgoing func()
+	// OnWatch is called when somebody asks for wake-ups, so that it can begin to hear other processes. It must not block, and may be called often.
+	OnWatch func()
 }
 
 // New makes the core of a store.
 func New(d Dialect, s Sender, opts Options) *Core {
-	c := &Core{dialect: d, sender: s, caps: opts.Capabilities, outgoing: newSignal(), parked: newSignal(), onCommit: opts.OnOutgoing}
+	c := &Core{dialect: d, sender: s, caps: opts.Capabilities, outgoing: newSignal(), parked: newSignal(), onCommit: opts.OnOutgoing, onWatch: opts.OnWatch}
 	if c.onCommit == nil {
 		c.onCommit = func() {}
+	}
+	if c.onWatch == nil {
+		c.onWatch = func() {}
 	}
 	return c
 }

@@ -54,10 +54,30 @@ type tx struct {
 	held    map[keystore.ID]held
 }
 
-var _ keystore.Tx = (*tx)(nil)
+var (
+	_ keystore.Tx       = (*tx)(nil)
+	_ keystore.Pipeline = (*tx)(nil)
+)
 
 // SQL implements keystore.Tx.
 func (t *tx) SQL() *sqlx.Tx { return t.session.SQL() }
+
+// ExecAll implements keystore.Pipeline.
+func (t *tx) ExecAll(ctx context.Context, statements []keystore.Statement) ([]int64, error) {
+	stmts := make([]*Stmt, len(statements))
+	for i, s := range statements {
+		stmts[i] = &Stmt{Query: s.Query, Args: s.Args, Native: true}
+	}
+	err := t.session.Send(ctx, stmts...)
+	changed := make([]int64, 0, len(stmts))
+	for _, s := range stmts {
+		if !s.Ran {
+			break
+		}
+		changed = append(changed, s.Changed)
+	}
+	return changed, err
+}
 
 // Rollback implements keystore.Tx.
 func (t *tx) Rollback() error { return t.session.Rollback() }

@@ -16,7 +16,10 @@ type Outbox struct{ *Core }
 var _ outbox.Source = (*Outbox)(nil)
 
 // Wake implements outbox.Source.
-func (o *Outbox) Wake() <-chan struct{} { return o.outgoing.ch }
+func (o *Outbox) Wake() <-chan struct{} {
+	o.onWatch()
+	return o.outgoing.ch
+}
 
 const outboxColumns = `o.id, o.topic, o.message_uuid, o.idempotency_key, o.ordering_key, o.metadata, o.payload, o.deliver_at,
 	o.scope, o.parent_key, o.created_at, o.attempts, o.aside, o.reason`

@@ -118,6 +118,7 @@ func (p *Plain) run(ctx context.Context, r runner, s *Stmt) error {
 			return err
 		}
 		s.Changed, err = res.RowsAffected()
+		s.Ran = err == nil
 		return err
 	}
 	rows, err := r.QueryContext(ctx, query, args...)

@@ -41,6 +41,9 @@ func (w *Text) Arg(v any) {
 // Spell writes a statement in a database's own words. It panics on a mark that the spelling does not know or a
 // number of arguments that does not fit, which are mistakes in a query of this package. first are arguments before those of the statement.
 func Spell(sp Spelling, s *Stmt, first ...any) (string, []any) {
+	if s.Native {
+		return s.Query, s.Args
+	}
 	w := &Text{spelling: sp, args: first}
 	rest, args := s.Query, s.Args
 	for {

@@ -14,16 +14,18 @@ type Scan func(dest ...any) error
 
 // Stmt is one statement, with what becomes of its answer.
 type Stmt struct {
-	// Query is written with the marks of the package comment.
-	Query string
+	// Query is written with the marks of the package comment, unless Native is set: then it goes to the driver as it is, and so do Args.
+	Query  string
+	Native bool
 	// Set is what {rows} stands for; List what {list} stands for.
 	Set  *Set
 	List *List
 	Args []any
 	// Row is called for each row that comes back. Nil where none is expected.
 	Row func(Scan) error
-	// Changed is the number of rows that the statement changed, once it has run (zero where Row is set).
+	// Changed is the number of rows that the statement changed, once it has run (zero where Row is set). Ran reports that it has.
 	Changed int64
+	Ran     bool
 }
 
 // Set is a table of arguments.

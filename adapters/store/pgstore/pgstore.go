@@ -71,6 +71,7 @@ type Store struct {
 	db      *sqlx.DB
 	core    *sqlcore.Core
 	connect func(ctx context.Context) (*pgx.Conn, error) // a connection beside the pool
+	bell    *bell
 	owned   bool
 }
 
@@ -87,13 +88,13 @@ func Open(ctx context.Context, c Config, opts store.Options) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("postgres: %w", err)
 	}
-	pool := stdlib.OpenDB(*first, stdlib.OptionBeforeConnect(func(ctx context.Context, cfg *pgx.ConnConfig) error {
+	pool := sql.OpenDB(connector{stdlib.GetConnector(*first, stdlib.OptionBeforeConnect(func(ctx context.Context, cfg *pgx.ConnConfig) error {
 		fresh, err := configure(ctx)
 		if err == nil {
 			*cfg = *fresh
 		}
 		return err
-	}))
+	}))})
 	open := c.MaxOpen
 	if open == 0 {
 		open = max(opts.Connections, defaultMaxOpen)
@@ -110,6 +111,7 @@ func Open(ctx context.Context, c Config, opts store.Options) (*Store, error) {
 		}
 		return pgx.ConnectConfig(ctx, cfg)
 	}
+	s.init(&pipeline{db: s.db, setUp: s.setUp})
 	if err := s.Ping(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("%w; check that the server runs, and dsn", err), s.Close())
 	}
@@ -117,10 +119,15 @@ func Open(ctx context.Context, c Config, opts store.Options) (*Store, error) {
 }
 
 // New makes a store on a pool of the caller's, opened through pgx's database/sql driver ("pgx"). Close leaves the pool open. Of the
-// configuration, Schema and LockTimeout count; the search_path of the pool's connections is the caller's to set.
+// configuration, LockTimeout counts; the search_path of the pool's connections is the caller's to set. Statements are sent one by one: a
+// store that Open made needs fewer round trips.
 func New(db *sqlx.DB, c Config) *Store {
 	s := newStore(db, c.withDefaults(), slog.Default())
 	s.connect = func(ctx context.Context) (*pgx.Conn, error) { return connectLike(ctx, db.DB) }
+	s.init(&sqlcore.Plain{
+		Dialect: dialect{}, Writer: db, Reader: db, Options: isolation, Undone: undone,
+		Setup: s.setUp,
+	})
 	return s
 }
 
@@ -149,10 +156,19 @@ func newStore(db *sqlx.DB, c Config, logger *slog.Logger) *Store {
 	if logger == nil {
 		logger = slog.Default()
 	}
-	s := &Store{cfg: c, logger: logger, db: db}
-	plain := &sqlcore.Plain{Dialect: dialect{}, Writer: db, Reader: db, Setup: s.setUp, Options: isolation, Undone: undone}
-	s.core = sqlcore.New(dialect{}, plain, sqlcore.Options{Capabilities: keystore.Capabilities{Transactional: true, Durable: true}})
-	return s
+	return &Store{cfg: c, logger: logger, db: db}
+}
+
+func (s *Store) init(sender sqlcore.Sender) {
+	run := func(ctx context.Context, query string, args ...any) error {
+		_, err := s.db.ExecContext(ctx, query, args...)
+		return err
+	}
+	s.bell = (&bell{run: run, connect: s.connect, heard: func() { s.core.WakeRelay() }, logger: s.logger}).init()
+	s.core = sqlcore.New(dialect{}, sender, sqlcore.Options{
+		Capabilities: keystore.Capabilities{Transactional: true, Durable: true},
+		OnOutgoing:   s.bell.ring, OnWatch: s.bell.listen,
+	})
 }
 
 func (s *Store) setUp(opts keystore.TxOptions) []string {
@@ -212,6 +228,7 @@ func (s *Store) Ping(ctx context.Context) error {
 
 // Close implements store.Store.
 func (s *Store) Close() error {
+	s.bell.close()
 	if !s.owned {
 		return nil
 	}

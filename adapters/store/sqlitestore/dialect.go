@@ -23,6 +23,9 @@ var _ sqlcore.Dialect = dialect{}
 func (dialect) Name() string { return "sqlite" }
 
 func (d dialect) Bind(s *sqlcore.Stmt) (string, []any) {
+	if s.Native {
+		return s.Query, s.Args
+	}
 	now := d.now()
 	query, args := sqlcore.Spell(spelling{now}, s, sqlcore.FormatTime(now))
 	if len(args) == 1 && !strings.Contains(query, "?1") {

@@ -54,6 +54,7 @@ func (t *Tx) run(ctx context.Context, d deferred) error {
 	return d.check(rows)
 }
 
+// ExecContext runs what was deferred, then the statement.
 func (t *Tx) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
 	if err := t.flush(ctx); err != nil {
 		return nil, err
@@ -61,6 +62,7 @@ func (t *Tx) ExecContext(ctx context.Context, query string, args ...any) (sql.Re
 	return t.tx.ExecContext(ctx, query, args...)
 }
 
+// QueryContext runs what was deferred, then the query.
 func (t *Tx) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
 	if err := t.flush(ctx); err != nil {
 		return nil, err
@@ -68,6 +70,7 @@ func (t *Tx) QueryContext(ctx context.Context, query string, args ...any) (*sql.
 	return t.tx.QueryContext(ctx, query, args...)
 }
 
+// QueryxContext runs what was deferred, then the query.
 func (t *Tx) QueryxContext(ctx context.Context, query string, args ...any) (*sqlx.Rows, error) {
 	if err := t.flush(ctx); err != nil {
 		return nil, err
@@ -87,6 +90,7 @@ func (t *Tx) QueryRowContext(ctx context.Context, query string, args ...any) *sq
 	return t.tx.QueryRowContext(ctx, query, args...)
 }
 
+// PrepareContext runs what was deferred, then prepares the statement.
 func (t *Tx) PrepareContext(ctx context.Context, query string) (*sql.Stmt, error) {
 	if err := t.flush(ctx); err != nil {
 		return nil, err
@@ -94,14 +98,18 @@ func (t *Tx) PrepareContext(ctx context.Context, query string) (*sql.Stmt, error
 	return t.tx.PrepareContext(ctx, query)
 }
 
+// Rebind turns "?" into the placeholders of the dialect.
 func (t *Tx) Rebind(query string) string { return t.tx.Rebind(query) }
 
+// DriverName is the sqlx driver's name.
 func (t *Tx) DriverName() string { return t.tx.DriverName() }
 
+// BindNamed binds named parameters.
 func (t *Tx) BindNamed(query string, arg any) (string, []any, error) {
 	return t.tx.BindNamed(query, arg)
 }
 
+// Publish keeps the messages; Do returns them if the transaction commits.
 func (t *Tx) Publish(_ context.Context, topic string, payloads ...any) error {
 	for _, payload := range payloads {
 		if msg, ok := payload.(*message.Message); ok {
@@ -117,12 +125,16 @@ func (t *Tx) Publish(_ context.Context, topic string, payloads ...any) error {
 	return nil
 }
 
+// Defer queues a statement.
 func (t *Tx) Defer(check func(rows int64) error, query string, args ...any) {
 	t.deferred = append(t.deferred, deferred{check, query, args})
 }
 
+// AfterCommit registers a hook, which Do calls.
 func (t *Tx) AfterCommit(hook func(context.Context)) { t.after = append(t.after, hook) }
 
+// Key is the key of the delivery.
 func (t *Tx) Key() string { return t.key }
 
+// Scope is the constant Scope.
 func (t *Tx) Scope() string { return Scope }

@@ -146,14 +146,13 @@ func failuresUnroutable(t *testing.T, h Harness) {
 	require.Len(t, b.taken(), 30)
 }
 
-// outage fails every batch for a while, many more times than MaxAttempts, and then none.
-func outage(t *testing.T, h Harness, fail error) *tally {
+// outage fails every batch for a while, many more times than MaxAttempts, and then none. Where the broker was up before, the relay
+// knows that it can be reached.
+func outage(t *testing.T, h Harness, upBefore bool, fail error) *tally {
 	t.Helper()
-	h.commit(t, plain("t", "p", 30)...)
-	h.commit(t, ordered("t", "k", 0, 10)...)
 	b := &broker{}
 	var mu sync.Mutex
-	batches, up := 0, false
+	batches, up := 0, upBefore
 	cfg := config(t, h.Source, &publisher{broker: b, before: func(context.Context, string, []*message.Message) error {
 		mu.Lock()
 		defer mu.Unlock()
@@ -165,6 +164,15 @@ func outage(t *testing.T, h Harness, fail error) *tally {
 	cfg.MaxAttempts = 2
 	seen := observe(&cfg)
 	start(t, cfg)
+	if upBefore {
+		h.commit(t, record("t", "before"))
+		empty(t, h.Source)
+	}
+	mu.Lock()
+	up = false
+	mu.Unlock()
+	h.commit(t, plain("t", "p", 30)...)
+	h.commit(t, ordered("t", "k", 0, 10)...)
 	eventually(t, func() error {
 		mu.Lock()
 		defer mu.Unlock()
@@ -177,13 +185,13 @@ func outage(t *testing.T, h Harness, fail error) *tally {
 	up = true
 	mu.Unlock()
 	empty(t, h.Source)
-	require.Len(t, b.taken(), 40)
+	require.Len(t, b.keys(), len(b.taken()))
 	requireOrder(t, b, "k", 10)
 	return seen
 }
 
 func failuresOutage(t *testing.T, h Harness) {
-	seen := outage(t, h, fmt.Errorf("no connection: %w", outbox.ErrUnavailable))
+	seen := outage(t, h, true, fmt.Errorf("no connection: %w", outbox.ErrUnavailable))
 	failed, aside := seen.of(outbox.CauseUnavailable)
 	require.Positive(t, failed)
 	require.Zero(t, aside)
@@ -191,12 +199,12 @@ func failuresOutage(t *testing.T, h Harness) {
 
 func failuresUnmarkedOutage(t *testing.T, h Harness) {
 	t.Run("net", func(t *testing.T) {
-		seen := outage(t, h, fmt.Errorf("write: %w", &net.OpError{Op: "dial", Err: errors.New("refused")}))
+		seen := outage(t, h, true, fmt.Errorf("write: %w", &net.OpError{Op: "dial", Err: errors.New("refused")}))
 		failed, _ := seen.of(outbox.CauseUnavailable)
 		require.Positive(t, failed)
 	})
 	t.Run("any", func(t *testing.T) {
-		seen := outage(t, h, errors.New("channel is closed"))
+		seen := outage(t, h, false, errors.New("channel is closed"))
 		failed, aside := seen.of(outbox.CauseRefused)
 		require.Positive(t, failed)
 		require.Zero(t, aside)
