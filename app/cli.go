@@ -64,6 +64,7 @@ func signals() (context.Context, <-chan struct{}, func()) {
 			if n == 0 {
 				cancel()
 			} else {
+				signal.Stop(caught) // a third ends the process, whatever it does
 				close(force)
 			}
 		}
@@ -84,6 +85,9 @@ type cli struct {
 	flags map[string]string // configuration paths to the values that flags gave
 	sets  []string
 	json  bool
+
+	begun   bool // a command runs; before that every error is the command line's
+	serving bool // the command serves and logs what happens; others only warn
 }
 
 func (c *cli) main(ctx context.Context, args []string) int {
@@ -97,9 +101,13 @@ func (c *cli) main(ctx context.Context, args []string) int {
 	if err == nil {
 		return ExitOK
 	}
-	fmt.Fprintf(c.errs, "%s: %v\n", c.set.Service, err)
-	if coded := (*exitError)(nil); errors.As(err, &coded) {
+	fmt.Fprintf(c.errs, "%s: %s\n", c.set.Service, harmless(err.Error()))
+	coded := (*exitError)(nil)
+	switch {
+	case errors.As(err, &coded):
 		return coded.code
+	case !c.begun:
+		return ExitUsage
 	}
 	return ExitFailed
 }
@@ -112,7 +120,6 @@ func (c *cli) root() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return withCode(ExitUsage, err) })
 	p := root.PersistentFlags()
 	p.StringVarP(&c.file, "config", "c", "", "configuration file (YAML)")
 	p.StringArrayVar(&c.sets, "set", nil, "any setting as path=value, such as brokers.rabbitmq.url=amqp://...; may be repeated")
@@ -127,11 +134,55 @@ func (c *cli) root() *cobra.Command {
 	} {
 		p.Var(&pathFlag{c.flags, f.path}, f.name, f.help)
 	}
+	complete(root, "broker", c.brokerNames()...)
+	complete(root, "database", c.storeNames()...)
+	complete(root, "keys", "database")
+	complete(root, "log-level", "debug", "info", "warn", "error")
+	complete(root, "log-format", "text", "json")
 	root.AddCommand(
 		c.demoCommand(), c.runCommand(), c.publishCommand(), c.migrateCommand(),
 		c.keysCommand(), c.dlqCommand(), c.outboxCommand(), c.guaranteesCommand(), c.configCommand(), c.versionCommand(),
 	)
+	c.fit(root)
 	return root
+}
+
+// fit makes the commands below cmd this application's: examples under its name, an error with a suggestion for an unknown
+// subcommand, and a note of when a command has begun.
+func (c *cli) fit(cmd *cobra.Command) {
+	for _, sub := range cmd.Commands() {
+		sub.Example = strings.ReplaceAll(sub.Example, "  oncemill ", "  "+c.set.Service+" ")
+		if run := sub.RunE; run != nil {
+			sub.RunE = func(cmd *cobra.Command, args []string) error {
+				c.begun = true
+				return run(cmd, args)
+			}
+		} else {
+			sub.RunE = unknownSubcommand
+			sub.FParseErrWhitelist.UnknownFlags = true // they are the misspelt subcommand's
+		}
+		c.fit(sub)
+	}
+}
+
+// unknownSubcommand is what a group of commands does itself.
+func unknownSubcommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return cmd.Help()
+	}
+	text := fmt.Sprintf("unknown command %q for %q", args[0], cmd.CommandPath())
+	if like := cmd.SuggestionsFor(args[0]); len(like) > 0 {
+		text += "; did you mean \"" + strings.Join(like, "\" or \"") + "\"?"
+	}
+	return errors.New(text)
+}
+
+// complete lets the shell complete a flag's values.
+func complete(cmd *cobra.Command, flag string, values ...string) {
+	err := cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+	if err != nil {
+		panic(err) // the flag was defined beside this call
+	}
 }
 
 // pathFlag is a flag that sets a path of the configuration.
@@ -166,6 +217,9 @@ func (c *cli) logger(cfg *config.Config) *slog.Logger {
 	if err := level.UnmarshalText([]byte(cfg.Log.Level)); err != nil {
 		level = slog.LevelInfo
 	}
+	if !c.serving && cfg.Where("log.level") == "" {
+		level = slog.LevelWarn
+	}
 	opts := &slog.HandlerOptions{Level: level}
 	if cfg.Log.Format == "json" {
 		return slog.New(slog.NewJSONHandler(c.errs, opts))
@@ -188,6 +242,21 @@ func (c *cli) withApp(ctx context.Context, open func(*App, context.Context) erro
 		return err
 	}
 	return f(ctx, a)
+}
+
+// withStore is withApp for commands that only need the database.
+func (c *cli) withStore(ctx context.Context, f func(context.Context, *App) error) error {
+	return c.withApp(ctx, (*App).openStore, func(ctx context.Context, a *App) error {
+		err := f(ctx, a)
+		coded := (*exitError)(nil)
+		if err == nil || errors.As(err, &coded) || ctx.Err() != nil {
+			return err
+		}
+		if pending, unread := a.store.Pending(ctx, a.migrations()); unread == nil && len(pending) > 0 {
+			return fmt.Errorf("%w\nthe database lacks %d migrations: run \"%s migrate up\" first", err, len(pending), c.set.Service)
+		}
+		return err
+	})
 }
 
 // app loads the configuration and makes the application; it connects to nothing.

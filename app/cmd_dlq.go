@@ -4,11 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/oncemill/oncemill/config"
+	"github.com/oncemill/oncemill/middleware/envelope"
 	"github.com/oncemill/oncemill/middleware/parking"
 )
 
@@ -29,8 +34,31 @@ func (s *selection) flags(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&s.handler, "handler", "", "only this binding")
 	cmd.Flags().StringVar(&s.filter.Reason, "reason", "", "only this reason, such as payload-mismatch")
 	cmd.Flags().StringVar(&s.filter.Key, "key", "", "only this idempotency key")
-	cmd.Flags().DurationVar(&s.filter.Since, "since", 0, "only what changed in this time, such as 24h")
+	cmd.Flags().Var((*span)(&s.filter.Since), "since", "only what changed in this time, such as 24h or 7d")
 	cmd.Flags().IntVar(&s.limit, "limit", 100, "at most so many")
+}
+
+// span is a flag for a duration as the configuration writes it: with days.
+type span time.Duration
+
+func (s *span) String() string { return "" }
+func (s *span) Type() string   { return "duration" }
+
+func (s *span) Set(text string) error {
+	d, err := config.ParseDuration(text)
+	if err != nil || d <= 0 {
+		return fmt.Errorf("%q is no time such as 24h or 7d", text)
+	}
+	*s = span(d)
+	return nil
+}
+
+// check refuses what selects nothing by mistake.
+func (s *selection) check() error {
+	if s.limit < 1 {
+		return withCode(ExitUsage, fmt.Errorf("--limit %d: must be 1 or more", s.limit))
+	}
+	return nil
 }
 
 // empty reports that nothing narrows the selection.
@@ -71,10 +99,8 @@ func (a *App) scope(handler string) (string, error) {
 			return b.engine.Scope, nil
 		}
 	}
-	for _, r := range handler {
-		if r == '/' {
-			return handler, nil
-		}
+	if strings.Contains(handler, "/") {
+		return handler, nil
 	}
 	return "", withCode(ExitUsage, fmt.Errorf("--handler %q is no binding of this configuration; name a full scope (service/binding) for one that was removed", handler))
 }
@@ -86,7 +112,10 @@ func (c *cli) dlqList() *cobra.Command {
 		Use: "list", Short: "List dead letters, oldest first", Args: cobra.NoArgs,
 		Example: "  oncemill dlq list --handler payments --since 24h\n  oncemill dlq list --all",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return c.withApp(cmd.Context(), (*App).openStore, func(ctx context.Context, a *App) error {
+			if err := s.check(); err != nil {
+				return err
+			}
+			return c.withStore(cmd.Context(), func(ctx context.Context, a *App) error {
 				states := []parking.State{parking.Dead}
 				if all {
 					states = nil
@@ -95,8 +124,8 @@ func (c *cli) dlqList() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return list(c, rows, []string{"ID", "STATE", "SCOPE", "KEY", "REASON", "ATTEMPTS", "FIRST", "DUE"}, func(r parking.Row) []string {
-					return []string{strconv.FormatInt(r.ID, 10), string(r.State), r.Scope, r.Key, r.Reason, strconv.Itoa(r.Attempts), clock(r.FirstAt), clock(r.DueAt)}
+				return list(c, viewRows(rows), []string{"ID", "STATE", "SCOPE", "KEY", "REASON", "ATTEMPTS", "FIRST", "DUE"}, func(r rowView) []string {
+					return []string{strconv.FormatInt(r.ID, 10), r.State, r.Scope, r.Key, r.Reason, strconv.Itoa(r.Attempts), clock(r.FirstAt), clock(r.DueAt)}
 				})
 			})
 		},
@@ -111,18 +140,19 @@ func (c *cli) dlqShow() *cobra.Command {
 	var payload bool
 	cmd := &cobra.Command{
 		Use: "show ID", Short: "Show one parked message", Args: cobra.ExactArgs(1),
+		Example: "  oncemill dlq show 17 --payload\n  oncemill dlq show 17 --json",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			id, err := parseID(args[0])
 			if err != nil {
 				return err
 			}
-			return c.withApp(cmd.Context(), (*App).openStore, func(ctx context.Context, a *App) error {
+			return c.withStore(cmd.Context(), func(ctx context.Context, a *App) error {
 				row, err := a.store.Parking().Get(ctx, id)
 				if err != nil {
 					return refusedOr(err)
 				}
 				if c.json {
-					return printJSON(c.out, row)
+					return printJSON(c.out, viewRow(row))
 				}
 				c.printRow(row, payload)
 				return nil
@@ -130,7 +160,7 @@ func (c *cli) dlqShow() *cobra.Command {
 		},
 	}
 	c.jsonFlag(cmd)
-	cmd.Flags().BoolVar(&payload, "payload", false, "print the payload too")
+	cmd.Flags().BoolVar(&payload, "payload", false, "print the payload too, control characters escaped (--json has the exact bytes)")
 	return cmd
 }
 
@@ -145,14 +175,14 @@ func (c *cli) printRow(r parking.Row, payload bool) {
 			fmt.Fprintf(c.out, "%-13s %s\n", line[0], oneLine(line[1]))
 		}
 	}
-	for name, value := range r.Metadata {
-		fmt.Fprintf(c.out, "header        %s: %s\n", oneLine(name), oneLine(value))
+	for _, name := range slices.Sorted(maps.Keys(r.Metadata)) {
+		fmt.Fprintf(c.out, "header        %s: %s\n", oneLine(name), oneLine(r.Metadata[name]))
 	}
 	for _, act := range r.History {
 		fmt.Fprintf(c.out, "history       %s %s by %s: %s\n", clock(act.At), act.What, oneLine(act.By), oneLine(act.Why))
 	}
 	if payload {
-		fmt.Fprintf(c.out, "\n%s\n", r.Payload)
+		fmt.Fprintf(c.out, "\n%s\n", harmless(string(r.Payload)))
 	}
 }
 
@@ -175,6 +205,9 @@ func (c *cli) dlqRedrive() *cobra.Command {
 It is safe to interrupt: what was sent back stays so, the rest stays dead. A message whose effect is completed is refused.`,
 		Example: "  oncemill dlq redrive 17\n  oncemill dlq redrive --handler payments --reason attempts-exhausted --limit 300 --rate 10 --dry-run\n  oncemill dlq redrive 18 --as-key order-124",
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := checkRedrive(args, asKey, rate); err != nil {
+				return withCode(ExitUsage, err)
+			}
 			return c.eachDead(cmd.Context(), &s, args, dry, rate, "sent back", func(ctx context.Context, a *App, id int64) error {
 				return a.store.Parking().Redrive(ctx, id, asKey, parking.Action{What: "redrive", By: actor(by), Why: why})
 			})
@@ -207,12 +240,28 @@ func (c *cli) dlqDrop() *cobra.Command {
 	return cmd
 }
 
+// checkRedrive checks the flags that belong to redrive alone.
+func checkRedrive(ids []string, asKey string, rate float64) error {
+	switch {
+	case rate < 0:
+		return errors.New("--rate: must not be negative")
+	case asKey == "":
+		return nil
+	case len(ids) != 1:
+		return errors.New("--as-key gives one message another key: name exactly one id")
+	}
+	return envelope.ValidateKey(asKey)
+}
+
 // eachDead does act to the dead letters that ids or the selection name, and reports how many; refusals are told and counted.
 func (c *cli) eachDead(ctx context.Context, s *selection, args []string, dry bool, rate float64, done string, act func(context.Context, *App, int64) error) error {
 	if len(args) == 0 && s.empty() {
 		return withCode(ExitRefused, errors.New("name ids, or select with --handler, --reason, --key or --since; try --dry-run first"))
 	}
-	return c.withApp(ctx, (*App).openStore, func(ctx context.Context, a *App) error {
+	if err := s.check(); err != nil {
+		return err
+	}
+	return c.withStore(ctx, func(ctx context.Context, a *App) error {
 		ids, err := c.deadIDs(ctx, a, s, args)
 		if err != nil {
 			return err
@@ -222,20 +271,24 @@ func (c *cli) eachDead(ctx context.Context, s *selection, args []string, dry boo
 			return nil
 		}
 		n, refused := 0, 0
-		for _, id := range ids {
+		for i, id := range ids {
+			if i > 0 && rate > 0 {
+				sleep(ctx, time.Duration(float64(time.Second)/rate))
+			}
+			if ctx.Err() != nil {
+				fmt.Fprintf(c.out, "%d %s, %d refused\n", n, done, refused)
+				return fmt.Errorf("interrupted with %d left: run it again to go on", len(ids)-i)
+			}
 			var refusal *parking.Refusal
 			switch err := act(ctx, a, id); {
 			case err == nil:
 				n++
 			case errors.As(err, &refusal):
 				refused++
-				fmt.Fprintf(c.errs, "%d: refused: %v\n", id, refusal)
+				fmt.Fprintf(c.errs, "%d: refused: %s\n", id, oneLine(refusal.Error()))
 			default:
-				fmt.Fprintf(c.out, "%d %s\n", n, done)
+				fmt.Fprintf(c.out, "%d %s, %d refused\n", n, done, refused)
 				return refusedOr(fmt.Errorf("dead letter %d: %w", id, err))
-			}
-			if rate > 0 && !sleep(ctx, time.Duration(float64(time.Second)/rate)) {
-				break
 			}
 		}
 		fmt.Fprintf(c.out, "%d %s, %d refused\n", n, done, refused)
@@ -246,6 +299,7 @@ func (c *cli) eachDead(ctx context.Context, s *selection, args []string, dry boo
 	})
 }
 
+// deadIDs returns the ids that args name, which must be dead letters, or those of the selection.
 func (c *cli) deadIDs(ctx context.Context, a *App, s *selection, args []string) ([]int64, error) {
 	var ids []int64
 	for _, arg := range args {
@@ -253,7 +307,16 @@ func (c *cli) deadIDs(ctx context.Context, a *App, s *selection, args []string) 
 		if err != nil {
 			return nil, err
 		}
-		ids = append(ids, id)
+		row, err := a.store.Parking().Get(ctx, id)
+		if err == nil && row.State != parking.Dead {
+			err = withCode(ExitRefused, fmt.Errorf("it is no dead letter but %s", row.State))
+		}
+		if err != nil {
+			return nil, refusedOr(fmt.Errorf("parked message %d: %w", id, err))
+		}
+		if !slices.Contains(ids, id) {
+			ids = append(ids, id)
+		}
 	}
 	if len(args) > 0 {
 		return ids, nil

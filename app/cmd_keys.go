@@ -50,13 +50,16 @@ func (c *cli) keysList() *cobra.Command {
 			if !slices.Contains([]keystore.State{"", keystore.InProgress, keystore.Completed, keystore.Failed, keystore.InDoubt}, f.State) {
 				return withCode(ExitUsage, fmt.Errorf("--state %q is none of in_progress, completed, failed, in_doubt", state))
 			}
-			return c.withApp(cmd.Context(), (*App).openStore, func(ctx context.Context, a *App) error {
+			if f.Limit < 1 {
+				return withCode(ExitUsage, fmt.Errorf("--limit %d: must be 1 or more", f.Limit))
+			}
+			return c.withStore(cmd.Context(), func(ctx context.Context, a *App) error {
 				records, err := a.store.Keys().List(ctx, f)
 				if err != nil {
 					return err
 				}
-				return list(c, records, []string{"SCOPE", "KEY", "STATE", "PROCESSED", "EXPIRES", "OWNER"}, func(r keystore.Record) []string {
-					return []string{r.Scope, r.Key, string(r.State), clock(r.ProcessedAt), clock(r.ExpiresAt), orDash(r.Owner)}
+				return list(c, views(records, viewKey), []string{"SCOPE", "KEY", "STATE", "PROCESSED", "EXPIRES", "OWNER"}, func(r keyView) []string {
+					return []string{r.Scope, r.Key, r.State, clock(r.ProcessedAt), clock(r.ExpiresAt), orDash(r.Owner)}
 				})
 			})
 		},
@@ -67,6 +70,7 @@ func (c *cli) keysList() *cobra.Command {
 	cmd.Flags().StringVar(&f.Prefix, "prefix", "", "only keys that begin so")
 	cmd.Flags().StringVar(&f.Fingerprint, "fingerprint", "", "only keys of this payload fingerprint")
 	cmd.Flags().IntVar(&f.Limit, "limit", 100, "at most so many")
+	complete(cmd, "state", string(keystore.InProgress), string(keystore.Completed), string(keystore.Failed), string(keystore.InDoubt))
 	return cmd
 }
 
@@ -83,7 +87,7 @@ func (c *cli) keysShow() *cobra.Command {
 		Use: "show KEY", Short: "Show everything about a key, in every scope", Args: cobra.ExactArgs(1),
 		Example: "  oncemill keys show order-123-creation",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return c.withApp(cmd.Context(), (*App).openStore, func(ctx context.Context, a *App) error {
+			return c.withStore(cmd.Context(), func(ctx context.Context, a *App) error {
 				stories, err := a.stories(ctx, args[0])
 				if err != nil {
 					return err
@@ -92,7 +96,7 @@ func (c *cli) keysShow() *cobra.Command {
 					return withCode(ExitMissing, errors.New("no scope knows this key: it was never seen, was rolled back, or its retention is over"))
 				}
 				if c.json {
-					return printJSON(c.out, stories)
+					return printJSON(c.out, views(stories, viewStory))
 				}
 				for _, s := range stories {
 					c.printStory(s)
@@ -151,7 +155,7 @@ func (c *cli) printStory(s keyStory) {
 	if s.Record.State == keystore.Absent {
 		state = "absent (not processed yet, or rolled back)"
 	}
-	fmt.Fprintf(c.out, "%s  %s\n", s.Record.Scope, oneLine(s.Record.Key))
+	fmt.Fprintf(c.out, "%s  %s\n", oneLine(s.Record.Scope), oneLine(s.Record.Key))
 	fmt.Fprintf(c.out, "  state        %s\n", state)
 	line := func(name, value string) {
 		if value != "" && value != "-" {
@@ -197,7 +201,7 @@ func (c *cli) keysResolve() *cobra.Command {
 			if result != "" && !json.Valid([]byte(result)) {
 				return withCode(ExitUsage, errors.New("--result is not JSON"))
 			}
-			return c.withApp(cmd.Context(), (*App).openStore, func(ctx context.Context, a *App) error {
+			return c.withStore(cmd.Context(), func(ctx context.Context, a *App) error {
 				id := keystore.ID{Scope: scope, Key: args[0]}
 				err := a.store.Keys().Resolve(ctx, id, to, json.RawMessage(result), actor(by), why)
 				if err != nil {
@@ -212,8 +216,8 @@ func (c *cli) keysResolve() *cobra.Command {
 	cmd.Flags().StringVar(&outcome, "as", "", "done, retry or failed")
 	cmd.Flags().StringVar(&result, "result", "", "JSON result to keep with a key that is done")
 	whoFlags(cmd, &by, &why)
-	cmd.MarkFlagRequired("scope")
-	cmd.MarkFlagRequired("as")
+	complete(cmd, "as", "done", "retry", "failed")
+	require(cmd, "scope", "as")
 	return cmd
 }
 
@@ -228,7 +232,7 @@ func (c *cli) keysForget() *cobra.Command {
 			if !force {
 				return withCode(ExitRefused, errors.New("a forgotten key lets its message run a second time; say --force if that is meant"))
 			}
-			return c.withApp(cmd.Context(), (*App).openStore, func(ctx context.Context, a *App) error {
+			return c.withStore(cmd.Context(), func(ctx context.Context, a *App) error {
 				if err := a.store.Keys().Forget(ctx, keystore.ID{Scope: scope, Key: args[0]}, actor(by), why); err != nil {
 					return refusedOr(err)
 				}
@@ -240,8 +244,17 @@ func (c *cli) keysForget() *cobra.Command {
 	cmd.Flags().StringVar(&scope, "scope", "", "the key's scope")
 	cmd.Flags().BoolVar(&force, "force", false, "yes, the message may run again")
 	whoFlags(cmd, &by, &why)
-	cmd.MarkFlagRequired("scope")
+	require(cmd, "scope")
 	return cmd
+}
+
+// require makes flags required.
+func require(cmd *cobra.Command, flags ...string) {
+	for _, flag := range flags {
+		if err := cmd.MarkFlagRequired(flag); err != nil {
+			panic(err) // the flag was defined beside this call
+		}
+	}
 }
 
 // refusedOr gives errors that people must understand their exit code.

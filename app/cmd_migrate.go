@@ -12,6 +12,7 @@ func (c *cli) migrateCommand() *cobra.Command {
 	cmd.AddCommand(
 		&cobra.Command{
 			Use: "up", Short: "Apply what is missing; safe when several run at once", Args: cobra.NoArgs,
+			Example: "  oncemill migrate up --database postgres --set databases.postgres.dsn_file=/run/secrets/dsn",
 			RunE: func(cmd *cobra.Command, _ []string) error {
 				return c.withApp(cmd.Context(), (*App).openStore, func(ctx context.Context, a *App) error {
 					if err := a.store.Migrate(ctx, a.migrations()); err != nil {

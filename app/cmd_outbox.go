@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -21,16 +22,17 @@ func (c *cli) outboxCommand() *cobra.Command {
 func (c *cli) outboxStatus() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "status", Short: "Count pending, delayed and set-aside records", Args: cobra.NoArgs,
+		Example: "  oncemill outbox status --json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return c.withApp(cmd.Context(), (*App).openStore, func(ctx context.Context, a *App) error {
+			return c.withStore(cmd.Context(), func(ctx context.Context, a *App) error {
 				s, err := a.store.Outbox().Status(ctx)
 				if err != nil {
 					return err
 				}
 				if c.json {
-					return printJSON(c.out, s)
+					return printJSON(c.out, statusView{s.Pending, s.Delayed, s.Aside, s.OldestAge.Seconds()})
 				}
-				_, err = fmt.Fprintf(c.out, "pending    %d (oldest %s)\ndelayed    %d\nset aside  %d\n", s.Pending, s.OldestAge, s.Delayed, s.Aside)
+				_, err = fmt.Fprintf(c.out, "pending    %d (oldest %s)\ndelayed    %d\nset aside  %d\n", s.Pending, s.OldestAge.Round(time.Millisecond), s.Delayed, s.Aside)
 				return err
 			})
 		},
@@ -44,13 +46,17 @@ func (c *cli) outboxList() *cobra.Command {
 	var limit int
 	cmd := &cobra.Command{
 		Use: "list", Short: "List records, oldest first", Args: cobra.NoArgs,
+		Example: "  oncemill outbox list --aside",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return c.withApp(cmd.Context(), (*App).openStore, func(ctx context.Context, a *App) error {
+			return c.withStore(cmd.Context(), func(ctx context.Context, a *App) error {
+				if limit < 1 {
+					return withCode(ExitUsage, fmt.Errorf("--limit %d: must be 1 or more", limit))
+				}
 				records, err := a.store.Outbox().List(ctx, aside, limit)
 				if err != nil {
 					return err
 				}
-				return list(c, records, []string{"ID", "TOPIC", "KEY", "CREATED", "ATTEMPTS", "ASIDE", "REASON"}, func(r outbox.Record) []string {
+				return list(c, views(records, viewRecord), []string{"ID", "TOPIC", "KEY", "CREATED", "ATTEMPTS", "ASIDE", "REASON"}, func(r recordView) []string {
 					return []string{strconv.FormatInt(r.ID, 10), r.Topic, r.Key, clock(r.CreatedAt), strconv.Itoa(r.Attempts), strconv.FormatBool(r.Aside), orDash(r.Reason)}
 				})
 			})
@@ -70,6 +76,7 @@ func (c *cli) outboxAside(name, short string, all bool, act func(outbox.Source, 
 	}
 	return &cobra.Command{
 		Use: name + " [ID...]", Short: short, Args: args,
+		Example: "  oncemill outbox " + name + " 17 18",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var ids []int64
 			for _, arg := range args {
@@ -79,12 +86,12 @@ func (c *cli) outboxAside(name, short string, all bool, act func(outbox.Source, 
 				}
 				ids = append(ids, id)
 			}
-			return c.withApp(cmd.Context(), (*App).openStore, func(ctx context.Context, a *App) error {
+			return c.withStore(cmd.Context(), func(ctx context.Context, a *App) error {
 				n, err := act(a.store.Outbox(), ctx, ids)
 				if err != nil {
 					return err
 				}
-				fmt.Fprintf(c.out, "%d records\n", n)
+				fmt.Fprintf(c.out, "%s: %d records\n", name, n)
 				return nil
 			})
 		},

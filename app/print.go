@@ -1,6 +1,7 @@
 package app
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -8,6 +9,7 @@ import (
 	"text/tabwriter"
 	"time"
 	"unicode"
+	"unicode/utf8"
 )
 
 // table prints rows under a header, or as JSON where asked.
@@ -47,25 +49,55 @@ func list[T any](c *cli, items []T, header []string, row func(T) []string) error
 	return t.print(c.out)
 }
 
+// printJSON prints v. JSON leaves some control characters of foreign text as they are; here they are escaped, too.
 func printJSON(w io.Writer, v any) error {
-	enc := json.NewEncoder(w)
+	var text bytes.Buffer
+	enc := json.NewEncoder(&text)
+	enc.SetEscapeHTML(false)
 	enc.SetIndent("", "  ")
-	return enc.Encode(v)
+	if err := enc.Encode(v); err != nil {
+		return err
+	}
+	_, err := io.WriteString(w, escape(text.String(), func(r rune) bool { return r == '\n' || unicode.IsPrint(r) || r > 0xffff }))
+	return err
 }
 
-// oneLine makes foreign text harmless for a terminal: control characters become escapes, long text is cut.
+// oneLine makes foreign text harmless for a terminal and for a line of output: what does not print becomes an escape,
+// long text is cut.
 func oneLine(s string) string {
-	const most = 200
+	const most = 300
+	s = escape(s, unicode.IsPrint)
+	if len(s) <= most {
+		return s
+	}
+	cut := most
+	for !utf8.RuneStart(s[cut]) {
+		cut--
+	}
+	return s[:cut] + "..."
+}
+
+// harmless is oneLine for text of several lines and any length.
+func harmless(s string) string {
+	return escape(s, func(r rune) bool { return r == '\n' || r == '\t' || unicode.IsPrint(r) })
+}
+
+// escape writes the runes that may not stay, and bytes that are no UTF-8, as escapes.
+func escape(s string, stays func(rune) bool) string {
 	var b strings.Builder
-	for _, r := range s {
+	for i := 0; i < len(s); {
+		r, size := utf8.DecodeRuneInString(s[i:])
 		switch {
-		case b.Len() > most:
-			return b.String() + "..."
-		case unicode.IsControl(r):
-			fmt.Fprintf(&b, "\\x%02x", r)
-		default:
+		case r == utf8.RuneError && size == 1:
+			fmt.Fprintf(&b, `\x%02x`, s[i])
+		case stays(r):
 			b.WriteRune(r)
+		case r > 0xffff:
+			fmt.Fprintf(&b, `\U%08x`, r)
+		default:
+			fmt.Fprintf(&b, `\u%04x`, r)
 		}
+		i += size
 	}
 	return b.String()
 }

@@ -16,7 +16,7 @@ import (
 var binary string
 
 // asReplica makes this test binary an application of its own plugins instead of a test.
-const asReplica = "ONCEMILL_SCENARIO_REPLICA"
+const asReplica = "SCENARIO_REPLICA"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(asReplica) != "" {

@@ -155,3 +155,25 @@ func split(t *testing.T, address string) (host string, port int) {
 	require.NoError(t, err)
 	return host, port
 }
+
+// supervise starts the process again whenever it ends, until done reports true, and returns how often it ended.
+func (r *replica) supervise(done func() bool, within time.Duration) (ends int) {
+	r.t.Helper()
+	deadline := time.After(within)
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-r.ended:
+			r.cmd = nil
+			ends++
+			r.start()
+		case <-tick.C:
+			if done() {
+				return ends
+			}
+		case <-deadline:
+			r.t.Fatalf("not done within %s; the process ended %d times", within, ends)
+		}
+	}
+}

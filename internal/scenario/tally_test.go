@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
-	"testing"
+	"sync"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -20,7 +20,7 @@ import (
 const (
 	tallyTopic    = "tally.run"
 	sequenceTopic = "sequence.next"
-	tallyFile     = "ONCEMILL_SCENARIO_TALLY"
+	tallyFile     = "SCENARIO_TALLY"
 )
 
 // instrumented is everything built in, and a plugin whose handler counts its own runs outside the transaction, as a witness
@@ -74,34 +74,40 @@ func count(ctx context.Context, tx handlers.Tx, w work) (any, error) {
 	return runs, nil
 }
 
+// failedOnce are the messages that this process has failed already, for those that are told to fail once.
+var failedOnce sync.Map
+
 // sequence writes the number in its payload behind those of its ordering key.
 func sequence(_ context.Context, _ handlers.Tx, msg *message.Message) (any, error) {
-	fields := strings.Fields(string(msg.Payload))
-	if len(fields) > 2 && fields[2] == "fails-once" {
-		if runs, err := witness("try " + fields[0] + " " + fields[1]); err != nil || runs == 1 {
-			return nil, errors.Join(err, errors.New("told to fail once"))
+	line, failing := strings.CutSuffix(string(msg.Payload), " fails-once")
+	if failing {
+		if _, before := failedOnce.LoadOrStore(line, true); !before {
+			return nil, errors.New("told to fail once")
 		}
 	}
-	_, err := witness("seq " + fields[0] + " " + fields[1])
-	return nil, err
+	return nil, appendLine(line)
 }
 
 // witness appends a line to the tally file, which all replicas share, and returns how often the line stands there.
 func witness(line string) (int, error) {
-	path := os.Getenv(tallyFile)
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
+	if err := appendLine(line); err != nil {
 		return 0, err
 	}
-	defer f.Close()
-	if _, err := f.WriteString(line + "\n"); err != nil {
-		return 0, err
-	}
-	data, err := os.ReadFile(path)
+	data, err := os.ReadFile(os.Getenv(tallyFile))
 	if err != nil {
 		return 0, err
 	}
 	return strings.Count("\n"+string(data), "\n"+line+"\n"), nil
+}
+
+func appendLine(line string) error {
+	f, err := os.OpenFile(os.Getenv(tallyFile), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = f.WriteString(line + "\n")
+	return err
 }
 
 // runs reads how often each line was written, in the order of the first.
@@ -124,8 +130,7 @@ func (s *system) lines() []string {
 	return strings.Split(strings.TrimSuffix(string(data), "\n"), "\n")
 }
 
-// task is a message for the counting handler.
-func task(t testing.TB, key string, w string) event {
-	t.Helper()
-	return event{topic: tallyTopic, key: key, body: fmt.Sprintf(`{"name":%q%s}`, key, w)}
+// task is a message for the counting handler; more is further fields of its payload.
+func task(key, more string) event {
+	return event{topic: tallyTopic, key: key, body: fmt.Sprintf(`{"name":%q%s}`, key, more)}
 }

@@ -86,8 +86,9 @@ func (e *Engine) inTx(ctx context.Context, facade *Tx, f func(context.Context) e
 	case errors.Is(err, errDeadline):
 	case hidden != nil && e.keys.Classify(hidden) != keystore.FaultOther:
 		return inStore(hidden, "a statement of the handler")
-	case err != nil && e.keys.Classify(err) == keystore.FaultContention:
-		return inStore(err, "a prepared statement or the rows of the handler")
+	case err != nil && e.keys.Capabilities().Writers != 1 && e.keys.Classify(err) == keystore.FaultContention:
+		// Of a prepared statement or of rows, which are not seen here. A single writer meets no contention inside its transaction.
+		return inStore(err, "a statement of the handler")
 	}
 	return byHandler(err)
 }

@@ -51,6 +51,7 @@ type Engine struct {
 	adopted bool // the handler is a router's, see Middleware
 
 	slots    chan struct{}
+	single   chan struct{} // one message after a conflict at a time: together they would meet again and again
 	stopping context.Context // nothing new begins, no retry waits any more
 	stop     context.CancelCauseFunc
 	aborted  context.Context // what runs is cut off
@@ -88,7 +89,7 @@ func New(cfg Config) (*Engine, error) {
 		}
 		e.binding.Fingerprint = print
 	}
-	e.slots = make(chan struct{}, e.binding.Concurrency)
+	e.slots, e.single = make(chan struct{}, e.binding.Concurrency), make(chan struct{}, 1)
 	e.stopping, e.stop = context.WithCancelCause(context.Background())
 	e.aborted, e.abort = context.WithCancelCause(context.Background())
 	return e, nil
@@ -171,7 +172,7 @@ func (e *Engine) handBack(j *job, why error) error {
 func (e *Engine) drive(run, wait context.Context, j *job) error {
 	var p patience
 	for {
-		err := e.attempt(run, wait, j)
+		err := e.attempt(run, wait, j, &p)
 		if err == nil {
 			return nil
 		}
@@ -186,16 +187,17 @@ func (e *Engine) drive(run, wait context.Context, j *job) error {
 }
 
 // attempt gives the job a slot and the gate's admission, and runs it once.
-func (e *Engine) attempt(run, wait context.Context, j *job) error {
-	select {
-	case e.slots <- struct{}{}:
-		defer func() { <-e.slots }()
-	case <-wait.Done():
+func (e *Engine) attempt(run, wait context.Context, j *job, p *patience) error {
+	if p.hasContended() && e.binding.External == nil {
+		if !take(wait, e.single) {
+			return errHandBack
+		}
+		defer func() { <-e.single }()
+	}
+	if !take(wait, e.slots) {
 		return errHandBack
 	}
-	if wait.Err() != nil {
-		return errHandBack
-	}
+	defer func() { <-e.slots }()
 	if e.binding.External != nil {
 		return e.attemptExternal(run, wait, j)
 	}
@@ -216,6 +218,19 @@ func (e *Engine) attempt(run, wait context.Context, j *job) error {
 		}
 	}
 	return e.attemptTransactional(run, j)
+}
+
+// take takes a place, and reports false when ctx ended first.
+func take(ctx context.Context, places chan<- struct{}) bool {
+	if ctx.Err() != nil {
+		return false
+	}
+	select {
+	case places <- struct{}{}:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // stillSuspect reports whether a suspect's key is not completed yet: a duplicate runs nothing and kills nobody.

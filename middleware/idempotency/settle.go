@@ -294,6 +294,7 @@ func (p *patience) outage() time.Duration {
 }
 
 func (p *patience) contended() time.Duration { return since(&p.contendedAt) }
+func (p *patience) hasContended() bool       { return !p.contendedAt.IsZero() }
 func (p *patience) busy() time.Duration      { return since(&p.busyAt) }
 
 // since returns the time since the first call.

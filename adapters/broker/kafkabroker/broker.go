@@ -132,15 +132,13 @@ func (b *Broker) Ping(ctx context.Context) error {
 		return ErrClosed
 	}
 	return b.within(ctx, func() error {
-		node := b.client.LeastLoadedBroker()
-		if node == nil {
-			return sarama.ErrOutOfBrokers
-		}
-		if _, err := node.ApiVersions(&sarama.ApiVersionsRequest{}); err != nil {
+		if node := b.client.LeastLoadedBroker(); node != nil {
+			if _, err := node.ApiVersions(&sarama.ApiVersionsRequest{}); err == nil {
+				return nil
+			}
 			_ = node.Close()
-			return fmt.Errorf("kafka: asking %s: %w", node.Addr(), err)
 		}
-		return nil
+		return askAny(b.client)
 	})
 }
 

@@ -145,6 +145,20 @@ func (c Config) groupConfig(opts broker.Options) (*sarama.Config, error) {
 	return conf, nil
 }
 
+// probeTopic is a topic that nearly every cluster has. Whether it is there does not matter.
+const probeTopic = "__consumer_offsets"
+
+// askAny goes through all addresses of the configuration, or all known brokers, until one answers.
+func askAny(client sarama.Client) error {
+	err := client.RefreshMetadata(probeTopic)
+	for _, answer := range []error{sarama.ErrUnknownTopicOrPartition, sarama.ErrTopicAuthorizationFailed, sarama.ErrLeaderNotAvailable} {
+		if errors.Is(err, answer) {
+			return nil
+		}
+	}
+	return err
+}
+
 // call runs f, which cannot be interrupted, and waits for it at most until ctx ends. The broker waits
 // for what is left behind when it closes; the library's own time-outs bound it. f must not write to variables of its caller.
 func call[T any](ctx context.Context, b *Broker, f func() (T, error)) (T, error) {

@@ -309,3 +309,19 @@ func TestF083NoSecretInErrors(t *testing.T) {
 		}
 	}
 }
+
+// One dead address among several is no reason to fail.
+func TestOneBrokerIsDown(t *testing.T) {
+	t.Parallel()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, listener.Close())
+	conf := testConfig(t)
+	conf.Brokers = append([]string{listener.Addr().String()}, conf.Brokers...)
+	topic := newTopic(t, 1, nil)
+	for range 5 { // the library shuffles the addresses
+		b := open(t, conf)
+		require.NoError(t, b.Ping(t.Context()))
+		require.NoError(t, b.Publisher().Publish(topic, newMessages(1, "")...))
+	}
+}

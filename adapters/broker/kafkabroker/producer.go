@@ -28,6 +28,10 @@ func startProducer(c Config, conf *sarama.Config) (*producer, error) {
 	if err != nil {
 		return nil, c.unreachable(err)
 	}
+	if err := askAny(client); err != nil { // the library would ask one address for the producer's id, and give up
+		_ = client.Close()
+		return nil, c.unreachable(err)
+	}
 	async, err := sarama.NewAsyncProducerFromClient(client)
 	if err != nil {
 		_ = client.Close()

@@ -118,3 +118,43 @@ func TestF046BrokerRestart(t *testing.T) {
 		return nil
 	})
 }
+
+// A replica loses its connections for a second, with work in flight. It comes back by itself, and what it settled meanwhile or later is
+// not lost.
+func TestShortOutage(t *testing.T) {
+	t.Parallel()
+	topic := newTopic(t, 2, nil)
+	own := &line{}
+	conf := testConfig(t)
+	conf.Dial = own.dial
+	b := open(t, conf)
+	require.NoError(t, b.Publisher().Publish(topic, newMessages(20, "")...))
+	r := subscribe(t, b, broker.Subscription{Topic: topic, Group: topic})
+	held := r.take(20)
+	own.cut()
+	for _, msg := range held[:10] {
+		msg.Ack()
+	}
+	time.Sleep(time.Second) // the outage
+	own.restore()
+	for _, msg := range held[10:] {
+		msg.Ack()
+	}
+	require.NoError(t, b.Publisher().Publish(topic, newMessages(10, "")...))
+	testenv.Eventually(t, patience, func() error {
+		for {
+			select {
+			case msg := <-r.msgs:
+				msg.Ack()
+				continue
+			case <-time.After(100 * time.Millisecond):
+			}
+			at := committed(t, topic, topic, 0, 1)
+			if at[0]+at[1] != 30 {
+				return fmt.Errorf("committed %v", at)
+			}
+			return nil
+		}
+	})
+	require.NoError(t, r.sub.Consuming())
+}

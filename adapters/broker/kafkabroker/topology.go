@@ -118,12 +118,18 @@ func describeTopic(client sarama.Client, physical string) (topicFact, error) {
 	if err != nil {
 		return fact, err
 	}
-	entries, err := admin.DescribeConfig(sarama.ConfigResource{
+	results, err := admin.DescribeConfigs([]*sarama.ConfigResource{{
 		Type: sarama.TopicResource, Name: physical,
 		ConfigNames: []string{"retention.ms", "segment.ms", "cleanup.policy", "min.insync.replicas"},
-	})
+	}}, sarama.DescribeConfigsOptions{})
 	if err != nil {
 		return fact, err
 	}
-	return fact, fact.read(entries)
+	if len(results) != 1 {
+		return fact, sarama.ErrIncompleteResponse
+	}
+	if code := results[0].ErrorCode; code != sarama.ErrNoError {
+		return fact, code
+	}
+	return fact, fact.read(results[0].Configs)
 }

@@ -134,7 +134,7 @@ func (b *batch) refused(ctx context.Context, err error) error {
 	case errors.As(err, &api):
 		return nil
 	case errors.Is(err, jetstream.ErrNoStreamResponse):
-		return classify(b.p.b.topology.declareStream(ctx, b.place.topic))
+		return classify(b.declare(ctx))
 	}
 	return classify(err)
 }

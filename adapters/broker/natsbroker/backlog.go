@@ -35,7 +35,7 @@ type standing struct {
 }
 
 func (s *subscriber) standing(ctx context.Context) (standing, error) {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	ctx, cancel := s.b.link.during(ctx, requestTimeout)
 	defer cancel()
 	p, err := s.b.topology.place(ctx, s.sub.Topic)
 	if err != nil {

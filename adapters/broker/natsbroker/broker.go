@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"time"
 
 	"github.com/oncemill/oncemill/adapters/broker"
 	"github.com/oncemill/oncemill/middleware/envelope"
@@ -102,29 +103,50 @@ func (b *Broker) Declare(ctx context.Context, topic string, groups []broker.Subs
 	if err := envelope.ValidateTopic(topic); err != nil {
 		return err
 	}
-	if b.closed() {
-		return errClosed
-	}
-	if _, err := b.link.await(ctx); err != nil {
-		return fmt.Errorf("declaring topic %s: %w", topic, err)
-	}
-	if err := b.topology.declareStream(ctx, topic); err != nil {
-		return fmt.Errorf("declaring topic %s: %w", topic, err)
-	}
-	if b.cfg.Topology == topologyOff {
-		return nil
-	}
-	for _, sub := range groups {
+	checked := make([]broker.Subscription, len(groups))
+	for i, sub := range groups {
 		sub.Topic = topic
 		if err := checkSubscription(&sub); err != nil {
 			return fmt.Errorf("declaring topic %s: %w", topic, err)
 		}
+		checked[i] = sub
+	}
+	for {
+		if b.closed() {
+			return errClosed
+		}
+		if err := b.link.await(ctx); err != nil {
+			return fmt.Errorf("declaring topic %s: %w", topic, err)
+		}
+		_, change := b.link.state()
+		err := b.declare(ctx, topic, checked)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-change: // the question was lost with its connection
+		default:
+			return fmt.Errorf("declaring topic %s: %w", topic, err)
+		}
+	}
+}
+
+func (b *Broker) declare(ctx context.Context, topic string, groups []broker.Subscription) error {
+	ctx, cancel := b.link.during(ctx, declareTimeout)
+	defer cancel()
+	if err := b.topology.declareStream(ctx, topic); err != nil || b.cfg.Topology == topologyOff {
+		return err
+	}
+	for _, sub := range groups {
 		if _, err := b.topology.consumer(ctx, sub); err != nil {
-			return fmt.Errorf("declaring topic %s for group %s: %w", topic, sub.Group, err)
+			return fmt.Errorf("group %s: %w", sub.Group, err)
 		}
 	}
 	return nil
 }
+
+// declareTimeout bounds what one topic takes.
+const declareTimeout = 30 * time.Second
 
 // Ping returns nil when JetStream answers now.
 func (b *Broker) Ping(ctx context.Context) error {

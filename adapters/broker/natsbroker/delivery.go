@@ -24,6 +24,9 @@ type delivery struct {
 	reply    string // where its settlement goes; a later delivery of the same message replaces it
 	again    bool   // was, or may have been, delivered before
 	nacks    int    // by this subscriber, for the delay
+	due      time.Time
+	waiting  bool   // for due, after a nack of an ordered message
+	key      string // its ordering key; known when it is nacked
 	count    uint64 // deliveries by the server
 	touched  time.Time
 	settling bool

@@ -6,16 +6,19 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
 	"github.com/oncemill/oncemill/adapters/broker"
 	"github.com/oncemill/oncemill/internal/testenv"
 	"github.com/oncemill/oncemill/middleware/envelope"
+	"github.com/oncemill/oncemill/middleware/outbox"
 )
 
 // Only who can read the folder gets in.
@@ -151,5 +154,46 @@ func TestEmbeddedBatches(t *testing.T) {
 		require.Equal(t, batch[i].UUID, got.UUID)
 		require.Equal(t, batch[i].Metadata, got.Metadata)
 		got.Ack()
+	}
+}
+
+// A stream that takes no atomic batches, or refuses one because of one message in it, gets the messages one by one:
+// what can be stored is, in the order of each key, and what follows a refused message is not.
+func TestEmbeddedBatchRefused(t *testing.T) {
+	t.Parallel()
+	k := newBench(t)
+	for name, cfg := range map[string]jetstream.StreamConfig{
+		"no batches":    {},
+		"small message": {AllowAtomicPublish: true},
+	} {
+		topic := testenv.Name(t, "b")
+		cfg.Name, cfg.Subjects, cfg.MaxMsgSize = assetName(topic), []string{topic}, 2000
+		stream, err := k.b.link.js.CreateStream(t.Context(), cfg)
+		require.NoError(t, err)
+		batch := make([]*message.Message, 6)
+		for i := range batch {
+			batch[i] = one("small")
+			batch[i].Metadata.Set(envelope.OrderingKeyHeader, []string{"a", "b"}[i%2])
+			batch[i].Metadata.Set("n", []string{"0", "1", "2", "3", "4", "5"}[i])
+		}
+		batch[2].Payload = make([]byte, 3000)
+		errs := k.b.Publisher().PublishBatch(t.Context(), topic, batch)
+		require.ErrorIs(t, errs[2], outbox.ErrUnpublishable, name)
+		require.Error(t, errs[4], name)
+		require.NotErrorIs(t, errs[4], outbox.ErrUnpublishable, name)
+		for _, i := range []int{0, 1, 3, 5} {
+			require.NoError(t, errs[i], "%s: %d", name, i)
+		}
+		consumer, err := stream.OrderedConsumer(t.Context(), jetstream.OrderedConsumerConfig{})
+		require.NoError(t, err)
+		stored, err := consumer.Fetch(4, jetstream.FetchMaxWait(5*time.Second))
+		require.NoError(t, err)
+		var got []string
+		for msg := range stored.Messages() {
+			got = append(got, decodeHeaders(msg.Headers()).metadata["n"])
+		}
+		require.Len(t, got, 4, name)
+		require.Less(t, slices.Index(got, "1"), slices.Index(got, "3"), name)
+		require.Less(t, slices.Index(got, "3"), slices.Index(got, "5"), name)
 	}
 }

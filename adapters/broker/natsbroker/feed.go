@@ -1,8 +1,6 @@
 package natsbroker
 
 import (
-	"slices"
-
 	"github.com/nats-io/nats.go"
 )
 
@@ -100,22 +98,4 @@ func (s *subscriber) handOver(d *delivery) {
 	case <-s.stop:
 		s.settlers.Go(func() { s.handBack(d) })
 	}
-}
-
-// requeue hands a nacked message over again.
-func (s *subscriber) requeue(d *delivery) {
-	s.mu.Lock()
-	if s.isStopping() { // feed may have ended
-		s.mu.Unlock()
-		s.handBack(d)
-		return
-	}
-	if s.held[d.seq] == d {
-		d.handed, d.again = false, true
-		s.handed--
-		at, _ := slices.BinarySearchFunc(s.queue, d, func(a, b *delivery) int { return compareSeq(a, b) })
-		s.queue = slices.Insert(s.queue, at, d)
-	}
-	s.mu.Unlock()
-	signal(s.wake)
 }

@@ -32,15 +32,16 @@ type link struct {
 	js     jetstream.JetStream
 	logger *slog.Logger
 
-	mu     sync.Mutex
-	epoch  int           // counts connections
-	change chan struct{} // closed at the next change of the connection
-	up     bool
+	mu      sync.Mutex
+	up      bool
+	current context.Context // ends at the next change of the connection
+	end     context.CancelFunc
 }
 
 // connect opens a connection, and tries until ctx ends.
 func connect(ctx context.Context, url string, slowest time.Duration, logger *slog.Logger, options ...nats.Option) (*link, error) {
-	l := &link{logger: logger, change: make(chan struct{}), epoch: 1, up: true}
+	l := &link{logger: logger, up: true}
+	l.current, l.end = context.WithCancel(context.Background())
 	options = append(l.options(slowest), options...)
 	for attempt := 1; ; attempt++ {
 		nc, err := nats.Connect(url, options...)
@@ -98,11 +99,8 @@ func reconnectDelay(attempts int, slowest time.Duration) time.Duration {
 func (l *link) changed(up bool, err error) {
 	l.mu.Lock()
 	l.up = up
-	if up {
-		l.epoch++
-	}
-	close(l.change)
-	l.change = make(chan struct{})
+	l.end()
+	l.current, l.end = context.WithCancel(context.Background())
 	l.mu.Unlock()
 	switch {
 	case up:
@@ -112,27 +110,39 @@ func (l *link) changed(up bool, err error) {
 	}
 }
 
-// state returns the number of the connection, whether it is up, and a channel that closes when that changes.
-func (l *link) state() (epoch int, up bool, change <-chan struct{}) {
+// state tells whether the connection is up, and returns a channel that closes when that changes.
+func (l *link) state() (up bool, change <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.epoch, l.up && l.nc.IsConnected(), l.change
+	return l.up && l.nc.IsConnected(), l.current.Done()
 }
 
-// await waits until the connection is up and returns its number.
-func (l *link) await(ctx context.Context) (int, error) {
+// during returns a context that ends with the connection too, for requests: their answer would never come.
+func (l *link) during(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	release := context.AfterFunc(l.current, cancel)
+	return ctx, func() {
+		release()
+		cancel()
+	}
+}
+
+// await waits until the connection is up.
+func (l *link) await(ctx context.Context) error {
 	for {
-		epoch, up, change := l.state()
+		up, change := l.state()
 		if up {
-			return epoch, nil
+			return nil
 		}
 		if l.nc.IsClosed() {
-			return 0, errClosed
+			return errClosed
 		}
 		select {
 		case <-change:
 		case <-ctx.Done():
-			return 0, fmt.Errorf("%w: no connection to NATS (%w)", outbox.ErrUnavailable, ctx.Err())
+			return fmt.Errorf("%w: no connection to NATS (%w)", outbox.ErrUnavailable, ctx.Err())
 		// The client is connected a moment before its handler says so.
 		case <-time.After(50 * time.Millisecond):
 		}

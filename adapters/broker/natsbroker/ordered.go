@@ -61,7 +61,8 @@ func (s *subscriber) gapSeen() bool {
 // resync collects, before anything new is handed over, what was delivered before and not settled: by a former
 // holder of the lease, or in a former session. The server hands out redeliveries before new messages, but only those
 // that are due, and not in their order: so it waits until all are due, collects them, and sorts.
-func (s *subscriber) resync(ctx context.Context, p *pull, info *jetstream.ConsumerInfo, change <-chan struct{}) error {
+func (s *subscriber) resync(ctx context.Context, p *pull, consumer jetstream.Consumer, change <-chan struct{}) error {
+	info := consumer.CachedInfo()
 	clean := s.takeClean()
 	s.mu.Lock()
 	q := s.order
@@ -70,7 +71,7 @@ func (s *subscriber) resync(ctx context.Context, p *pull, info *jetstream.Consum
 	s.mu.Unlock()
 	if info.NumAckPending > 0 {
 		if !clean {
-			due, err := s.awaitDue(ctx, info, change)
+			due, err := s.awaitDue(ctx, consumer, change)
 			if err != nil {
 				return err
 			}
@@ -82,7 +83,7 @@ func (s *subscriber) resync(ctx context.Context, p *pull, info *jetstream.Consum
 		}
 		// A clean hand-over queues everything at the server; a server that restarted since has lost that queue.
 		if clean && missing > 0 {
-			due, err := s.awaitDue(ctx, info, change)
+			due, err := s.awaitDue(ctx, consumer, change)
 			if err != nil {
 				return err
 			}
@@ -101,15 +102,14 @@ func (s *subscriber) resync(ctx context.Context, p *pull, info *jetstream.Consum
 }
 
 // awaitDue waits until every unsettled delivery that is not in our hands is due again, or settled.
-func (s *subscriber) awaitDue(ctx context.Context, info *jetstream.ConsumerInfo, change <-chan struct{}) (*jetstream.ConsumerInfo, error) {
-	consumer, err := s.b.link.js.Consumer(ctx, info.Stream, info.Name)
-	if err != nil {
-		return nil, fmt.Errorf("reading consumer %s: %w", info.Name, err)
-	}
+func (s *subscriber) awaitDue(ctx context.Context, consumer jetstream.Consumer, change <-chan struct{}) (*jetstream.ConsumerInfo, error) {
+	info := consumer.CachedInfo()
 	wait := info.Config.AckWait + 500*time.Millisecond
 	due, delivered := time.Now().Add(wait), uint64(0)
 	for {
-		now, err := consumer.Info(ctx)
+		asking, cancel := s.b.link.during(ctx, requestTimeout)
+		now, err := consumer.Info(asking)
+		cancel()
 		if err != nil {
 			return nil, fmt.Errorf("reading consumer %s: %w", info.Name, err)
 		}

@@ -78,7 +78,7 @@ func (p *publisher) ready(ctx context.Context, topic string) (place, error) {
 	if err := ctx.Err(); err != nil {
 		return place{}, fmt.Errorf("publishing to %s: %w", topic, err)
 	}
-	if _, err := p.b.link.await(ctx); err != nil {
+	if err := p.b.link.await(ctx); err != nil {
 		return place{}, fmt.Errorf("publishing to %s: %w", topic, err)
 	}
 	return p.b.cfg.place(topic), nil
@@ -206,7 +206,7 @@ func (b *batch) outcome(ctx context.Context, m *nats.Msg, future jetstream.PubAc
 	if !errors.Is(err, jetstream.ErrNoStreamResponse) || b.p.b.cfg.Topology != topologyDeclare {
 		return classify(err)
 	}
-	if err := b.p.b.topology.declareStream(ctx, b.place.topic); err != nil {
+	if err := b.declare(ctx); err != nil {
 		return classify(err)
 	}
 	future, err = b.p.b.link.js.PublishMsgAsync(m, jetstream.WithRetryAttempts(0))
@@ -214,6 +214,12 @@ func (b *batch) outcome(ctx context.Context, m *nats.Msg, future jetstream.PubAc
 		return classify(err)
 	}
 	return classify(await(ctx, future))
+}
+
+func (b *batch) declare(ctx context.Context) error {
+	ctx, cancel := b.p.b.link.during(ctx, 2*requestTimeout)
+	defer cancel()
+	return b.p.b.topology.declareStream(ctx, b.place.topic)
 }
 
 func await(ctx context.Context, future jetstream.PubAckFuture) error {

@@ -22,9 +22,11 @@ func (s *subscriber) consume(ctx context.Context) {
 			return
 		}
 		s.setProblem(fmt.Errorf("nats: %w", err))
-		if !errors.Is(err, errConnectionChanged) && !errors.Is(err, errGap) {
-			s.logger.Warn("nats subscription is interrupted", slog.Any("err", err))
+		level := slog.LevelWarn
+		if up, _ := s.b.link.state(); !up || errors.Is(err, errConnectionChanged) { // that is logged once for all
+			level = slog.LevelDebug
 		}
+		s.logger.Log(ctx, level, "nats subscription is interrupted", slog.Any("err", err))
 		if time.Since(began) > 10*time.Second {
 			failures = 0
 		}
@@ -38,7 +40,7 @@ func (s *subscriber) consume(ctx context.Context) {
 
 // turn holds one session: from a connection, and for an ordered subscription the lease, to the loss of either.
 func (s *subscriber) turn(ctx context.Context) error {
-	if _, err := s.b.link.await(ctx); err != nil {
+	if err := s.b.link.await(ctx); err != nil {
 		return err
 	}
 	if s.order != nil {
@@ -46,14 +48,15 @@ func (s *subscriber) turn(ctx context.Context) error {
 			return err
 		}
 	}
-	_, up, change := s.b.link.state()
+	up, change := s.b.link.state()
 	if !up {
 		return errConnectionChanged
 	}
-	info, err := s.open(ctx)
+	consumer, err := s.open(ctx)
 	if err != nil {
 		return err
 	}
+	info := consumer.CachedInfo()
 	expiry := pullExpiry
 	if s.order != nil {
 		expiry = pullExpiryOrdered
@@ -64,7 +67,7 @@ func (s *subscriber) turn(ctx context.Context) error {
 	}
 	defer p.close()
 	if s.order != nil {
-		if err := s.resync(ctx, p, info, change); err != nil {
+		if err := s.resync(ctx, p, consumer, change); err != nil {
 			return err
 		}
 	}
@@ -73,8 +76,8 @@ func (s *subscriber) turn(ctx context.Context) error {
 }
 
 // open finds or makes the consumer and reads where it stands.
-func (s *subscriber) open(ctx context.Context) (*jetstream.ConsumerInfo, error) {
-	ctx, cancel := context.WithTimeout(ctx, 2*requestTimeout)
+func (s *subscriber) open(ctx context.Context) (jetstream.Consumer, error) {
+	ctx, cancel := s.b.link.during(ctx, 2*requestTimeout)
 	defer cancel()
 	consumer, err := s.b.topology.consumer(ctx, s.sub)
 	if err != nil {
@@ -86,7 +89,7 @@ func (s *subscriber) open(ctx context.Context) (*jetstream.ConsumerInfo, error) 
 		return nil, fmt.Errorf("reading stream %s: %w", info.Stream, err)
 	}
 	// The stream's birth tells it from one of the same name whose numbers began anew.
-	identity := fmt.Sprintf("%s/%d", info.Stream, stream.CachedInfo().Created.Unix())
+	identity := fmt.Sprintf("%s/%d", info.Stream, stream.CachedInfo().Created.UnixMilli())
 	if err := s.openMark(identity, info.Name); err != nil {
 		return nil, err
 	}
@@ -103,7 +106,7 @@ func (s *subscriber) open(ctx context.Context) (*jetstream.ConsumerInfo, error) 
 		s.marked = s.mark.value()
 	}
 	s.dropForgotten(info.Delivered.Stream)
-	return info, nil
+	return consumer, nil
 }
 
 // openMark opens the memory of what was handed over, for a server that may forget it.

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill/middleware/envelope"
 )
 
 const (
@@ -34,7 +36,7 @@ func (s *subscriber) settle(d *delivery, msg *message.Message) {
 	case <-msg.Acked():
 		s.finish(d, s.confirm(d, bodyAck, "ack"))
 	case <-msg.Nacked():
-		s.nacked(d)
+		s.nacked(d, msg)
 	case <-s.abandon:
 		s.handBack(d)
 	case <-d.taken:
@@ -44,7 +46,7 @@ func (s *subscriber) settle(d *delivery, msg *message.Message) {
 
 // nacked gives the message back for a redelivery after a delay. Ordered, it stays in our hands meanwhile, so
 // that nothing of its ordering key reaches another replica before it.
-func (s *subscriber) nacked(d *delivery) {
+func (s *subscriber) nacked(d *delivery, msg *message.Message) {
 	if s.isStopping() {
 		s.handBack(d)
 		return
@@ -54,18 +56,21 @@ func (s *subscriber) nacked(d *delivery) {
 		s.finish(d, s.confirm(d, fmt.Appendf(nil, `-NAK {"delay": %d}`, delay.Nanoseconds()), "nack"))
 		return
 	}
-	s.mu.Lock()
-	d.nacks++
-	delay := nackDelay(d.nacks, slowestNackOrdered)
-	s.mu.Unlock()
 	d.cancel()
-	select {
-	case <-time.After(delay):
-		s.requeue(d)
-	case <-s.stop:
-		s.handBack(d)
-	case <-d.taken:
-		s.finish(d, nil)
+	for wait := s.postpone(d, msg.Metadata[envelope.OrderingKeyHeader]); wait > 0; wait = s.requeue(d) {
+		select {
+		case <-time.After(wait):
+		case <-s.stop:
+			if s.unpostpone(d) {
+				s.handBack(d)
+			}
+			return
+		case <-d.taken:
+			if s.unpostpone(d) {
+				s.finish(d, nil)
+			}
+			return
+		}
 	}
 }
 
@@ -132,7 +137,7 @@ func (s *subscriber) confirm(d *delivery, body []byte, what string) error {
 
 // request is one attempt to settle.
 func (s *subscriber) request(ctx context.Context, d *delivery, body []byte) error {
-	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
+	ctx, cancel := s.b.link.during(ctx, settleTimeout)
 	defer cancel()
 	s.mu.Lock()
 	reply := d.reply
@@ -162,7 +167,7 @@ func (s *subscriber) keepAlive(ctx context.Context) {
 }
 
 func (s *subscriber) touch(every time.Duration) {
-	if _, up, _ := s.b.link.state(); !up || !s.mayTouch() {
+	if up, _ := s.b.link.state(); !up || !s.mayTouch() {
 		return
 	}
 	now := time.Now()

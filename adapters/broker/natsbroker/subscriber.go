@@ -183,7 +183,7 @@ func (s *subscriber) Consuming() error {
 	if problem != nil {
 		return problem
 	}
-	if _, up, _ := s.b.link.state(); !up {
+	if up, _ := s.b.link.state(); !up {
 		return errNoConnection
 	}
 	return nil

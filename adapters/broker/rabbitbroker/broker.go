@@ -88,7 +88,7 @@ func Open(ctx context.Context, cfg Config, opts broker.Options) (broker.Broker, 
 	b.publish = newLink(cfg, opts.ClientName+" publish", b.log)
 	b.consume = newLink(cfg, opts.ClientName+" consume", b.log)
 	b.publisher = &publisher{b: b, pool: newPool(b.publish)}
-	if _, _, err := b.publish.get(ctx); err != nil {
+	if _, _, err := b.consume.get(ctx); err != nil {
 		_ = b.Close()
 		return nil, fmt.Errorf("%w: is it running, and is the URL of broker %s right?", err, Name)
 	}
@@ -209,9 +209,9 @@ func (b *rabbit) known(topic string) []broker.Subscription {
 	return slices.Clone(b.topics[topic])
 }
 
-// onChannel runs f on a channel of its own.
+// onChannel runs f on a channel of its own, of the connection that the broker's alarms do not block.
 func (b *rabbit) onChannel(ctx context.Context, f func(*amqp.Channel) error) error {
-	conn, _, err := b.publish.get(ctx)
+	conn, _, err := b.consume.get(ctx)
 	if err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/stretchr/testify/require"
 
 	"github.com/oncemill/oncemill/adapters/broker"
@@ -40,14 +41,18 @@ func TestF004AckLostWithConnection(t *testing.T) {
 			require.NoError(t, b.Publisher().Publish(topic, msgs...))
 			sub, got := subscribe(t, b, broker.Subscription{Topic: topic, Group: "g", InFlight: 10})
 
-			proxy.Pause()
 			seen := map[string]int{}
 			sessions := map[string]bool{}
-			for range msgs {
-				msg := next(t, got)
-				seen[msg.UUID]++
-				sessions[envelope.DeliveryFrom(msg.Context()).Session] = true
+			handled := make([]*message.Message, len(msgs))
+			for i := range msgs {
+				handled[i] = next(t, got)
+				seen[handled[i].UUID]++
+				sessions[envelope.DeliveryFrom(handled[i].Context()).Session] = true
+			}
+			proxy.Pause()
+			for _, msg := range handled {
 				require.True(t, msg.Ack())
+				<-msg.Context().Done() // the ack is written, into the paused network
 			}
 			proxy.Cut()
 			proxy.Resume()

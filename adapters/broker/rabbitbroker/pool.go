@@ -18,7 +18,6 @@ const (
 // channel is an AMQP channel in confirm mode; one publish uses it at a time.
 type channel struct {
 	*amqp.Channel
-	alarm *alarm
 	// returns holds what came back unroutable. The client puts a return into it before it handles the
 	// confirm behind it, so after the confirm it is there.
 	returns chan amqp.Return
@@ -83,7 +82,7 @@ func (p *pool) release(c *channel) {
 }
 
 func (p *pool) open(ctx context.Context) (*channel, error) {
-	conn, alarm, err := p.link.get(ctx)
+	conn, _, err := p.link.get(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -93,7 +92,6 @@ func (p *pool) open(ctx context.Context) (*channel, error) {
 	}
 	c := &channel{
 		Channel: ch,
-		alarm:   alarm,
 		returns: ch.NotifyReturn(make(chan amqp.Return, chunk)),
 		lost:    ch.NotifyClose(make(chan *amqp.Error, 1)),
 		ready:   map[string]bool{},

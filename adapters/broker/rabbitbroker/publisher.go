@@ -95,19 +95,18 @@ func (p *publisher) prepare(topic string, msgs []*message.Message, errs []error)
 	return batch
 }
 
+// result is what became of a chunk: one error for each message, or the error of all.
+type result struct {
+	outcomes []error
+	err      error
+}
+
 // publish publishes at most a chunk of messages and returns one error for each, or the error of all.
 func (p *publisher) publish(ctx context.Context, topic string, part []outgoing) ([]error, error) {
-	type result struct {
-		outcomes []error
-		err      error
-	}
 	done := make(chan result, 1)
 	// A write blocks without regard to ctx while the broker does not read: the goroutine stays behind then, with its
 	// place in the pool, until the broker reads again or the connection ends.
-	if !p.b.start(func() {
-		outcomes, err := p.onChannel(ctx, topic, part)
-		done <- result{outcomes, err}
-	}) {
+	if !p.b.start(func() { p.onChannel(ctx, topic, part, done) }) {
 		return nil, errClosed
 	}
 	select {
@@ -124,29 +123,40 @@ func (p *publisher) publish(ctx context.Context, topic string, part []outgoing) 
 	}
 }
 
-func (p *publisher) onChannel(ctx context.Context, topic string, part []outgoing) ([]error, error) {
-	if ctx.Err() != nil {
-		return nil, context.Cause(ctx)
-	}
-	c, err := p.pool.take(ctx)
+// onChannel publishes on a channel of the pool, and answers on done before it tidies up, which may take as long as a write.
+func (p *publisher) onChannel(ctx context.Context, topic string, part []outgoing, done chan<- result) {
+	c, err := p.take(ctx)
 	if err != nil {
-		return nil, causeOf(ctx, err)
+		done <- result{err: causeOf(ctx, err)}
+		return
 	}
 	outcomes, err := p.exchange(ctx, c, topic, part)
-	if err != nil || slices.ContainsFunc(outcomes, isLost) {
+	done <- result{outcomes, err}
+	if slices.ContainsFunc(outcomes, isLost) {
 		// Confirms may still be on their way: nobody may use the channel again.
 		_ = c.Close()
 		c = nil
 	}
 	p.pool.release(c)
-	return outcomes, err
+}
+
+// take waits out an alarm of the broker, so that nothing is written that it would not read, and takes a channel.
+func (p *publisher) take(ctx context.Context) (*channel, error) {
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	_, alarm, err := p.pool.link.get(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := alarm.wait(ctx); err != nil {
+		return nil, fmt.Errorf("the broker holds back publishers (memory or disk alarm): %w", causeOf(ctx, err))
+	}
+	return p.pool.take(ctx)
 }
 
 // exchange writes the messages and gathers their confirms and returns.
 func (p *publisher) exchange(ctx context.Context, c *channel, topic string, part []outgoing) ([]error, error) {
-	if err := c.alarm.wait(ctx); err != nil {
-		return nil, fmt.Errorf("the broker holds back publishers (memory or disk alarm): %w", causeOf(ctx, err))
-	}
 	if err := p.ready(c, topic); err != nil {
 		return nil, err
 	}
@@ -221,9 +231,9 @@ func isLost(err error) bool {
 	return errors.As(err, &lost)
 }
 
-// causeOf returns why ctx ended where it did, else err.
+// causeOf returns why ctx ended where err is nothing but its end, else err.
 func causeOf(ctx context.Context, err error) error {
-	if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
+	if err != nil && err == ctx.Err() { //nolint:errorlint // a wrapped one says more
 		return context.Cause(ctx)
 	}
 	return err

@@ -246,8 +246,7 @@ WHERE p.scope = ? AND p.status IN ('completed', 'failed') AND p.expires_at <= {c
 	AND NOT EXISTS (SELECT 1 FROM parked k WHERE k.scope = p.scope AND k.identity = {ident p.idempotency_key})
 ORDER BY p.expires_at LIMIT ? {skip p}`
 
-const deleteAttempts = `WITH v(scope, idempotency_key, ord) AS ({rows})
-DELETE FROM attempts WHERE (scope, idempotency_key) IN (SELECT v.scope, v.idempotency_key FROM v)`
+const deleteAttempts = `DELETE FROM attempts WHERE scope = ? AND idempotency_key {list}`
 
 // Clean implements keystore.Desk. Several cleaners at once take different keys; none waits for a claim.
 func (k *Keys) Clean(ctx context.Context, scope string, limit int) (int, error) {
@@ -263,11 +262,11 @@ func (k *Keys) Clean(ctx context.Context, scope string, limit int) (int, error) 
 		if err != nil || len(ids) == 0 {
 			return err
 		}
-		attempts := &Set{Types: []string{"text", "bytes"}}
+		keys := &List{Type: "bytes"}
 		for _, id := range ids {
-			attempts.Rows = append(attempts.Rows, []any{id.Scope, []byte(id.Key)})
+			keys.Values = append(keys.Values, []byte(id.Key))
 		}
-		return s.Send(ctx, deleteOf(ids), &Stmt{Query: deleteAttempts, Set: attempts})
+		return s.Send(ctx, deleteOf(ids), &Stmt{Query: deleteAttempts, Args: []any{scope}, List: keys})
 	})
 	if err != nil {
 		return 0, fmt.Errorf("clean expired keys: %w", err)

@@ -136,20 +136,28 @@ func (o *Outbox) Failed(ctx context.Context, lane outbox.Lane, failures []outbox
 	return o.change(ctx, "note unpublished messages", lane, stmts...)
 }
 
+// Each count is over one partial index. A record that waits for a time is either delayed by its author or waits for its next attempt.
 const outboxStatus = `SELECT
-	(SELECT count(*) FROM outbox WHERE NOT aside),
-	(SELECT count(*) FROM outbox WHERE NOT aside AND deliver_at > {clock}),
+	(SELECT count(*) FROM outbox WHERE NOT aside AND due_at IS NULL),
+	(SELECT count(*) FROM outbox WHERE NOT aside AND due_at IS NOT NULL),
+	(SELECT count(*) FROM outbox WHERE NOT aside AND due_at IS NOT NULL AND deliver_at > {clock}),
 	(SELECT count(*) FROM outbox WHERE aside),
-	(SELECT min(CASE WHEN deliver_at > created_at THEN deliver_at ELSE created_at END) FROM outbox WHERE NOT aside AND (deliver_at IS NULL OR deliver_at <= {clock})),
+	(SELECT o.created_at FROM outbox o WHERE NOT o.aside AND o.due_at IS NULL ORDER BY o.id LIMIT 1),
+	(SELECT min(CASE WHEN deliver_at > created_at THEN deliver_at ELSE created_at END) FROM outbox
+		WHERE NOT aside AND due_at IS NOT NULL AND (deliver_at IS NULL OR deliver_at <= {clock})),
 	{now}`
 
 // Status implements outbox.Source.
 func (o *Outbox) Status(ctx context.Context) (outbox.Status, error) {
 	var st outbox.Status
 	s := &Stmt{Query: outboxStatus, Row: func(scan Scan) error {
-		var oldest, now Time
-		err := scan(&st.Pending, &st.Delayed, &st.Aside, &oldest, &now)
-		st.Pending -= st.Delayed
+		var timed int64
+		var first, oldest, now Time
+		err := scan(&st.Pending, &timed, &st.Delayed, &st.Aside, &first, &oldest, &now)
+		st.Pending += timed - st.Delayed
+		if oldest.IsZero() || !first.IsZero() && first.Before(oldest.Time) {
+			oldest = first
+		}
 		if !oldest.IsZero() {
 			st.OldestAge = max(now.Sub(oldest.Time), 0)
 		}

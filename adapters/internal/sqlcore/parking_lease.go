@@ -76,8 +76,13 @@ func textList(values []string) *List {
 	return l
 }
 
-const nextDue = `SELECT min(CASE WHEN p.lease_until > p.due_at THEN p.lease_until ELSE p.due_at END), {now} FROM parked p
-WHERE p.state = 'waiting' AND p.scope {list} AND ` + aHead
+const nextDue = `WITH v(scope, ord) AS ({rows})
+SELECT min(n.at), {now} FROM (
+	SELECT (SELECT p.due_at FROM parked p WHERE p.state = 'waiting' AND p.scope = v.scope AND p.lease_token IS NULL AND ` + aHead + `
+		ORDER BY p.due_at LIMIT 1) AS at FROM v
+	UNION ALL
+	SELECT CASE WHEN p.lease_until > p.due_at THEN p.lease_until ELSE p.due_at END FROM parked p JOIN v ON v.scope = p.scope
+	WHERE p.state = 'waiting' AND p.lease_token IS NOT NULL AND ` + aHead + `) n`
 
 // NextDue implements parking.Store. Rows behind an older one of their ordering key do not count: it is the older one that is due.
 func (p *Parking) NextDue(ctx context.Context, scopes []string) (time.Duration, bool, error) {
@@ -85,7 +90,10 @@ func (p *Parking) NextDue(ctx context.Context, scopes []string) (time.Duration, 
 		return 0, false, nil
 	}
 	var due, now Time
-	s := &Stmt{Query: nextDue, List: textList(scopes), Row: func(scan Scan) error { return scan(&due, &now) }}
+	s := &Stmt{Query: nextDue, Set: &Set{Types: []string{"text"}}, Row: func(scan Scan) error { return scan(&due, &now) }}
+	for _, scope := range scopes {
+		s.Set.Rows = append(s.Set.Rows, []any{scope})
+	}
 	if err := p.sender.Read(ctx, s); err != nil {
 		return 0, false, fmt.Errorf("look for the next due message: %w", err)
 	}

@@ -19,27 +19,71 @@ import (
 	"github.com/oncemill/oncemill/middleware/parking/parkingtest"
 )
 
-// world is one schema of the test's own.
-type world struct{ db testenv.Database }
+// world is one schema of the test's own, and a way of reaching it.
+type world struct {
+	db testenv.Database
+	// plain is a pool of the caller's, with pgx's own driver; execMode sends no named statements, as an old PgBouncer wants it.
+	plain, execMode bool
+}
 
 func newWorld(t *testing.T) (*world, *pgstore.Store) {
 	t.Helper()
-	w := &world{testenv.Postgres(t)}
+	w := &world{db: testenv.Postgres(t)}
+	return w, w.migrated(t)
+}
+
+func (w *world) migrated(t *testing.T) *pgstore.Store {
+	t.Helper()
 	s := w.open(t)
 	require.NoError(t, s.Migrate(t.Context(), nil))
-	return w, s
+	return s
 }
 
 func (w *world) open(t *testing.T) *pgstore.Store {
 	t.Helper()
-	s, err := pgstore.Open(t.Context(), pgstore.Config{DSN: w.db.DSN, Schema: w.db.Schema}, store.Options{})
+	dsn := w.db.DSN
+	if w.execMode {
+		dsn += "&default_query_exec_mode=exec"
+	}
+	if w.plain {
+		pool, err := sqlx.Open("pgx", dsn)
+		require.NoError(t, err)
+		s := pgstore.New(pool, pgstore.Config{})
+		t.Cleanup(func() {
+			require.NoError(t, s.Close())
+			require.NoError(t, pool.Close())
+		})
+		return s
+	}
+	s, err := pgstore.Open(t.Context(), pgstore.Config{DSN: dsn, Schema: w.db.Schema}, store.Options{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	return s
 }
 
-func TestKeystore(t *testing.T) {
+// ways runs a suite in each way of reaching the database; the less usual ones not with -short.
+func ways(t *testing.T, suite func(t *testing.T, newWorld func(t *testing.T) (*world, *pgstore.Store))) {
 	t.Parallel()
+	for name, way := range map[string]world{"Pipelined": {}, "PoolOfTheCaller": {plain: true}, "NoNamedStatements": {execMode: true}} {
+		t.Run(name, func(t *testing.T) {
+			if testing.Short() && (way.plain || way.execMode) {
+				t.Skip("only one way with -short")
+			}
+			t.Parallel()
+			suite(t, func(t *testing.T) (*world, *pgstore.Store) {
+				w := &world{db: testenv.Postgres(t), plain: way.plain, execMode: way.execMode}
+				return w, w.migrated(t)
+			})
+		})
+	}
+}
+
+func TestKeystore(t *testing.T) {
+	ways(t, runKeystore)
+}
+
+func runKeystore(t *testing.T, newWorld func(t *testing.T) (*world, *pgstore.Store)) {
+	t.Helper()
 	keystoretest.Run(t, func(t *testing.T) keystoretest.Harness {
 		w, s := newWorld(t)
 		handle := func(s *pgstore.Store) keystoretest.Handle {
@@ -53,7 +97,11 @@ func TestKeystore(t *testing.T) {
 }
 
 func TestOutbox(t *testing.T) {
-	t.Parallel()
+	ways(t, runOutbox)
+}
+
+func runOutbox(t *testing.T, newWorld func(t *testing.T) (*world, *pgstore.Store)) {
+	t.Helper()
 	outboxtest.Run(t, func(t *testing.T) outboxtest.Harness {
 		w, s := newWorld(t)
 		return outboxtest.Harness{
@@ -74,7 +122,11 @@ func TestOutbox(t *testing.T) {
 }
 
 func TestParking(t *testing.T) {
-	t.Parallel()
+	ways(t, runParking)
+}
+
+func runParking(t *testing.T, newWorld func(t *testing.T) (*world, *pgstore.Store)) {
+	t.Helper()
 	parkingtest.Run(t, func(t *testing.T) parkingtest.Harness {
 		w, s := newWorld(t)
 		return parkingtest.Harness{

@@ -194,3 +194,15 @@ func empty(t *testing.T, src outbox.Source) {
 		return err
 	})
 }
+
+// receive takes the next value of c, which must come sooner or later.
+func receive[T any](t *testing.T, c <-chan T) T {
+	t.Helper()
+	select {
+	case v := <-c:
+		return v
+	case <-time.After(patience):
+		require.Fail(t, "nothing came", "within %s", patience)
+		panic("unreachable")
+	}
+}

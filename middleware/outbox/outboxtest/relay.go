@@ -176,7 +176,7 @@ func relayWoken(t *testing.T, h Harness) {
 	held := make(chan int, 16)
 	cfg.Observer.Lanes = func(n int) { held <- n }
 	start(t, cfg)
-	require.Equal(t, outbox.Lanes, <-held)
+	require.Equal(t, outbox.Lanes, receive(t, held))
 	for i := range 3 {
 		h.commit(t, ordered("t", "k", i, 1)...)
 		eventually(t, func() error {
@@ -229,7 +229,7 @@ func relayStop(t *testing.T, h Harness) {
 	}}, "a")
 	cfg.Lease = long
 	r := start(t, cfg)
-	<-entered
+	receive(t, entered)
 	stopped := make(chan error, 1)
 	go func() { stopped <- r.stop() }()
 	select {
@@ -238,7 +238,7 @@ func relayStop(t *testing.T, h Harness) {
 	case <-time.After(100 * time.Millisecond):
 	}
 	close(leave)
-	require.NoError(t, <-stopped)
+	require.NoError(t, receive(t, stopped))
 	require.Len(t, b.taken(), 1)
 	empty(t, h.Source)
 	lanes(t, h.Source, "b", long)
@@ -254,7 +254,7 @@ func relayStopCuts(t *testing.T, h Harness) {
 	}}, "a")
 	cfg.StopTimeout = 100 * time.Millisecond
 	r := start(t, cfg)
-	<-entered
+	receive(t, entered)
 	require.NoError(t, r.stop())
 	owned := lanes(t, h.Source, "b", long)
 	got := fetch(t, h.Source, owned, 10)
@@ -276,6 +276,6 @@ func relayStatus(t *testing.T, h Harness) {
 		}
 	}
 	start(t, cfg)
-	require.EqualValues(t, 1, (<-got).Delayed)
-	require.EqualValues(t, 1, (<-got).Delayed)
+	require.EqualValues(t, 1, receive(t, got).Delayed)
+	require.EqualValues(t, 1, receive(t, got).Delayed)
 }

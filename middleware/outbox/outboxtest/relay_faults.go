@@ -222,8 +222,8 @@ func faultUncertainLease(t *testing.T, h Harness) {
 	cfg := config(t, src, first, "cut-off")
 	cfg.Lease = lease
 	start(t, cfg)
-	<-entered
-	require.Less(t, <-ended, lease, "it goes on publishing when its lease may be over")
+	receive(t, entered)
+	require.Less(t, receive(t, ended), lease, "it goes on publishing when its lease may be over")
 	if h.Advance != nil {
 		h.Advance(lease)
 	}

@@ -220,7 +220,7 @@ func feederStopWaits(t *testing.T, h Harness) {
 	park(t, h.Store, row("a"))
 	entered, release := make(chan string, 1), make(chan struct{})
 	f := start(t, config(t, h.Store, blocked(h, entered, release)))
-	<-entered
+	receive(t, entered)
 	stopped := make(chan error, 1)
 	go func() { stopped <- f.stop() }()
 	select {
@@ -229,7 +229,7 @@ func feederStopWaits(t *testing.T, h Harness) {
 	case <-time.After(100 * time.Millisecond):
 	}
 	close(release)
-	require.NoError(t, <-stopped)
+	require.NoError(t, receive(t, stopped))
 	require.Empty(t, list(t, h.Store, parking.Filter{}))
 }
 
@@ -239,8 +239,8 @@ func feederStopHandsBack(t *testing.T, h Harness) {
 	cfg := config(t, h.Store, blocked(h, entered, nil))
 	cfg.StopTimeout, cfg.Lease = 50*time.Millisecond, long
 	f := start(t, cfg)
-	<-entered
-	<-entered
+	receive(t, entered)
+	receive(t, entered)
 	require.NoError(t, f.stop())
 	got := lease(t, h.Store, 10, long)
 	require.Len(t, got, 2, "others need not wait for the lease")

@@ -36,8 +36,8 @@ func faultDead(t *testing.T, h Harness) {
 	h.elapse(short)
 	r.wait(t, 2)
 	require.Equal(t, []string{"a", "b"}, r.all())
-	require.True(t, <-suspects)
-	require.False(t, <-suspects)
+	require.True(t, receive(t, suspects))
+	require.False(t, receive(t, suspects))
 }
 
 func faultLongRun(t *testing.T, h Harness) {
@@ -47,7 +47,7 @@ func faultLongRun(t *testing.T, h Harness) {
 	cfg := config(t, h.Store, blocked(h, entered, release))
 	cfg.Lease = d
 	start(t, cfg)
-	<-entered
+	receive(t, entered)
 	rival := &ran{}
 	start(t, config(t, h.Reopen(t), h.settling(rival)))
 	time.Sleep(3 * d) // real time: the feeder has to keep up with it
@@ -81,12 +81,7 @@ func faultLost(t *testing.T, h Harness) {
 	})
 	cfg.Lease = time.Second
 	start(t, cfg)
-	select {
-	case err := <-cause:
-		require.ErrorIs(t, err, parking.ErrLeaseLost)
-	case <-time.After(patience):
-		require.Fail(t, "the run goes on without its lease")
-	}
+	require.ErrorIs(t, receive(t, cause), parking.ErrLeaseLost, "the run goes on without its lease")
 	require.Empty(t, r.all())
 }
 
@@ -129,7 +124,7 @@ func faultUncertain(t *testing.T, h Harness) {
 	})
 	cfg.Lease = d
 	start(t, cfg)
-	require.Less(t, <-ended, d)
+	require.Less(t, receive(t, ended), d)
 }
 
 func faultUnsettled(t *testing.T, h Harness) {

@@ -65,6 +65,8 @@ CREATE TABLE parked (
 );
 CREATE UNIQUE INDEX parked_live ON parked (scope, identity, fingerprint) WHERE state IN ('waiting', 'in_doubt');
 CREATE UNIQUE INDEX parked_dead ON parked (scope, identity, fingerprint, reason) WHERE state = 'dead';
+CREATE INDEX parked_key ON parked (identity, scope);
+CREATE INDEX parked_leased ON parked (scope, lease_until) WHERE lease_token IS NOT NULL;
 CREATE INDEX parked_due ON parked (scope, due_at) WHERE state = 'waiting';
 CREATE INDEX parked_order ON parked (scope, ordering_id, id) WHERE ordering_id IS NOT NULL;
 CREATE INDEX parked_age ON parked (last_at) WHERE state = 'dead';
