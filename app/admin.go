@@ -19,13 +19,16 @@ type admin struct {
 
 // newAdmin listens, so that a taken port stops the start and never leaves a process half alive.
 func (a *App) newAdmin() (*admin, error) {
-	address := a.cfg.Admin.Listen
-	if address == "" || address == "off" {
+	address, on := a.cfg.Admin.Address()
+	if !on {
 		return nil, nil
 	}
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
-		return nil, fmt.Errorf("listen on admin.listen %s: %w (choose another address, or \"off\")", address, err)
+		if op := (*net.OpError)(nil); errors.As(err, &op) {
+			err = op.Err // without the address, which is named already
+		}
+		return nil, fmt.Errorf("admin.listen: cannot listen on %s: %w (choose another address, or \"off\")", address, err)
 	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "alive") })
@@ -41,10 +44,23 @@ func (s *admin) run() error {
 	return nil
 }
 
-func (s *admin) close() error { return s.server.Close() }
+// close ends the server; requests under way may finish for a moment. Safe to call on nil.
+func (s *admin) close() {
+	if s == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), readyTimeout)
+	defer cancel()
+	if err := s.server.Shutdown(ctx); err != nil {
+		s.server.Close()
+	}
+}
+
+// readyTimeout bounds the answer of /readyz.
+const readyTimeout = 2 * time.Second
 
 func (a *App) serveReady(w http.ResponseWriter, r *http.Request) {
-	ctx, cancel := context.WithTimeout(r.Context(), 2*time.Second)
+	ctx, cancel := context.WithTimeout(r.Context(), readyTimeout)
 	defer cancel()
 	if err := a.Ready(ctx); err != nil {
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)

@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -31,7 +32,8 @@ type App struct {
 	cfg      *config.Config
 	log      *slog.Logger
 	bindings []binding
-	owner    string // names this process to database and broker
+	only     []string // names of the bindings that this process runs; none: all
+	owner    string   // names this process to database and broker
 	gate     idempotency.Gate
 	metrics  *metrics
 	tracing  *middleware.Tracing
@@ -72,8 +74,8 @@ func New(set Set, cfg *config.Config, log *slog.Logger) (*App, error) {
 
 // Open connects to the database and to the broker. Close is needed also after an error.
 func (a *App) Open(ctx context.Context) error {
-	if err := os.MkdirAll(a.cfg.DataDir, 0o700); err != nil {
-		return fmt.Errorf("make the data folder: %w", err)
+	if err := errors.Join(a.checkStore(), a.checkBroker()); err != nil {
+		return err
 	}
 	if err := a.openStore(ctx); err != nil {
 		return err
@@ -81,9 +83,38 @@ func (a *App) Open(ctx context.Context) error {
 	return a.openBroker(ctx)
 }
 
-func (a *App) openStore(ctx context.Context) error {
+// checkStore validates the section of the database, without a connection.
+func (a *App) checkStore() error {
 	factory, err := a.set.store(a.cfg.Database)
 	if err != nil {
+		return withCode(ExitUsage, err)
+	}
+	return a.inSection("databases."+a.cfg.Database, factory.Check(a.cfg.Databases[a.cfg.Database].Decode))
+}
+
+// checkBroker validates the section of the broker, without a connection.
+func (a *App) checkBroker() error {
+	factory, err := a.set.broker(a.cfg.Broker)
+	if err != nil {
+		return withCode(ExitUsage, err)
+	}
+	return a.inSection("brokers."+a.cfg.Broker, factory.Check(a.cfg.Brokers[a.cfg.Broker].Decode))
+}
+
+// inSection says of an error where the section stands, unless it says better itself.
+func (a *App) inSection(path string, err error) error {
+	return withCode(ExitUsage, inSection(a.cfg, path, err))
+}
+
+func (a *App) openStore(ctx context.Context) error {
+	if err := a.checkStore(); err != nil {
+		return err
+	}
+	factory, err := a.set.store(a.cfg.Database)
+	if err != nil {
+		return err
+	}
+	if err := a.makeDataDir(); err != nil {
 		return err
 	}
 	opened, err := factory.Open(ctx, a.cfg.Databases[a.cfg.Database].Decode, store.Options{
@@ -109,7 +140,17 @@ func (a *App) connections() int {
 	return n
 }
 
+func (a *App) makeDataDir() error {
+	if err := os.MkdirAll(a.cfg.DataDir, 0o700); err != nil {
+		return fmt.Errorf("make the data folder: %w", err)
+	}
+	return nil
+}
+
 func (a *App) openBroker(ctx context.Context) error {
+	if err := errors.Join(a.checkBroker(), a.makeDataDir()); err != nil {
+		return err
+	}
 	factory, err := a.set.broker(a.cfg.Broker)
 	if err != nil {
 		return err
@@ -124,16 +165,23 @@ func (a *App) openBroker(ctx context.Context) error {
 	return nil
 }
 
-// Close closes broker and database. Safe to call twice and after a failed Open.
+// flushTimeout bounds how long Close waits for the collector of traces.
+const flushTimeout = 3 * time.Second
+
+// Close closes broker and database and sends the last traces. Safe to call twice, after a failed Open and before Open, but
+// not while Run runs.
 func (a *App) Close() error {
 	var errs []error
 	if a.broker != nil {
 		errs = append(errs, a.broker.Close())
-		a.broker = nil
 	}
 	if a.store != nil {
 		errs = append(errs, a.store.Close())
-		a.store = nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), flushTimeout)
+	defer cancel()
+	if err := a.flush(ctx); err != nil {
+		a.log.Warn("the last traces could not be sent", "err", config.RedactText(err.Error()))
 	}
 	return errors.Join(errs...)
 }

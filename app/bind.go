@@ -55,20 +55,21 @@ func bind(set Set, cfg *config.Config) ([]binding, error) {
 	}
 	var all []binding
 	var errs []error
-	scopes := map[string]string{}
+	groups := map[string]string{}
 	for _, d := range declared {
 		if !cfg.Plugins[d.plugin.Name].On() || !cfg.Bindings[d.Name].On() {
 			continue
 		}
 		b, err := bindOne(cfg, d.plugin, d.Binding)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("binding %s: %w", d.Name, err))
+			errs = append(errs, err)
 			continue
 		}
-		if other, taken := scopes[b.engine.Scope]; taken {
-			errs = append(errs, fmt.Errorf("bindings %s and %s share the scope %q: a message would count for one of them only; give one another name or scope", other, b.name, b.engine.Scope))
+		// Scopes that differ in '/' and '.' alone have one group, and so one queue.
+		if other, taken := groups[b.group]; taken {
+			errs = append(errs, cfg.Problem("bindings."+b.name+".scope", "bindings %s and %s would share keys and queue %q: a message would count for one of them only; give one another scope", other, b.name, b.group))
 		}
-		scopes[b.engine.Scope] = b.name
+		groups[b.group] = b.name
 		all = append(all, b)
 	}
 	if len(errs) == 0 && len(all) == 0 {
@@ -92,7 +93,7 @@ func declare(set Set, cfg *config.Config) ([]declared, error) {
 		section := cfg.Plugins[p.Name]
 		bindings := handlers.NewBindings(p.Name)
 		if err := p.Open(section.Decode, bindings); err != nil && section.On() {
-			errs = append(errs, fmt.Errorf("plugin %s: %w", p.Name, err))
+			errs = append(errs, inSection(cfg, "plugins."+p.Name+".config", err))
 		}
 		for _, b := range bindings.List() {
 			if slices.Contains(names, b.Name) {
@@ -105,4 +106,13 @@ func declare(set Set, cfg *config.Config) ([]declared, error) {
 		return nil, err
 	}
 	return all, cfg.KnowBindings(names)
+}
+
+// inSection says of an adapter's or plugin's error where its section stands, unless it is of the configuration and says better itself.
+func inSection(cfg *config.Config, path string, err error) error {
+	known := (*config.Error)(nil)
+	if err == nil || errors.As(err, &known) {
+		return err
+	}
+	return cfg.Problem(path, "%s", err)
 }

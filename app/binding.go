@@ -31,49 +31,63 @@ type binding struct {
 // defaultRetention is how long keys are kept when nobody says otherwise.
 const defaultRetention = 7 * 24 * time.Hour
 
-// bindOne makes a binding of what the plugin declares and what is configured.
+// bindOne makes a binding of what the plugin declares and what is configured. It reports all problems at once, each with its line.
 func bindOne(cfg *config.Config, p handlers.Plugin, decl handlers.Binding) (binding, error) {
 	set := cfg.Bindings[decl.Name]
-	b := binding{name: decl.Name, topic: or(set.Topic, decl.Topic), plugin: p, order: decl.Order, chosen: set.Retention > 0}
+	var errs []error
+	refuse := func(name string, err error) {
+		if err != nil {
+			errs = append(errs, cfg.Problem("bindings."+decl.Name+"."+name, "%s", err))
+		}
+	}
+	b := binding{name: decl.Name, topic: or(set.Topic, decl.Topic), plugin: p, order: decl.Order, keySpec: set.Key, chosen: set.Retention > 0}
 	if set.Ordered != nil {
 		b.order = *set.Ordered
 	}
 	scope := or(set.Scope, cfg.Service+"/"+decl.Name)
 	b.group = strings.ReplaceAll(scope, "/", ".")
-	source, err := envelope.ParseKeySource(set.Key)
-	missing, err2 := envelope.ParseMissingKey(set.MissingKey)
-	print, err3 := envelope.ParseFingerprint(set.Fingerprint)
-	if err := errors.Join(err, err2, err3, envelope.ValidateTopic(b.topic), supported(cfg, set)); err != nil {
-		return b, err
-	}
-	b.keySpec, b.missing = set.Key, missing
 	b.engine = idempotency.Binding{
-		Scope: scope, Topic: b.topic, Key: source, Missing: missing, Fingerprint: print, MaxPayload: cfg.MaxPayload,
+		Scope: scope, Topic: b.topic, MaxPayload: cfg.MaxPayload,
 		Retention:   or(set.Retention.Std(), or(p.Retention, defaultRetention)),
 		Concurrency: or(set.Concurrency, 8), Timeout: set.Timeout.Std(), Isolation: set.Isolation,
 		CrashLimit: cfg.CrashLimit, Hold: set.Hold(), Retry: retry(set.Retry),
 	}
+	var err error
+	b.engine.Key, err = envelope.ParseKeySource(set.Key)
+	refuse("key", err)
+	b.missing, err = envelope.ParseMissingKey(set.MissingKey)
+	refuse("missing_key", err)
+	b.engine.Missing = b.missing
+	b.engine.Fingerprint, err = envelope.ParseFingerprint(set.Fingerprint)
+	refuse("fingerprint", err)
+	refuse("topic", envelope.ValidateTopic(b.topic))
+	unsupported(cfg, set, p, refuse)
 	if decl.External != nil {
 		policy := or(handlers.UnknownPolicy(set.UnknownOutcome), or(decl.External.Unknown, handlers.UnknownPark))
+		if policy == handlers.UnknownProbe && decl.External.Probe == nil {
+			refuse("unknown_outcome", errors.New("this handler cannot probe; use park or retry"))
+		}
 		b.engine.External = external(*decl.External, policy)
-		return b, nil
+	} else {
+		if set.UnknownOutcome != "" {
+			refuse("unknown_outcome", errors.New("is for external handlers; this one commits with its key, so its outcome is always known"))
+		}
+		b.engine.Handler = transactional(decl.Handler)
 	}
-	if set.UnknownOutcome != "" {
-		return b, errors.New("unknown_outcome is for external handlers; this one commits with its key, so its outcome is always known")
-	}
-	b.engine.Handler = transactional(decl.Handler)
-	return b, nil
+	return b, errors.Join(errs...)
 }
 
-// supported refuses settings that this version does not keep.
-func supported(cfg *config.Config, set config.Binding) error {
+// unsupported refuses settings that this program would not keep.
+func unsupported(cfg *config.Config, set config.Binding, p handlers.Plugin, refuse func(name string, err error)) {
 	if keys := or(set.Keys, cfg.Keys); keys != "database" {
-		return fmt.Errorf("keys: %s is not linked into this program; use database", keys)
+		refuse("keys", fmt.Errorf("%s is not linked into this program; use database", keys))
 	}
 	if set.OnDuplicate == "resend" {
-		return errors.New("on_duplicate: resend is not supported by this version; use skip")
+		refuse("on_duplicate", errors.New("resend is not supported by this version; use skip"))
 	}
-	return nil
+	if !set.Config.IsEmpty() {
+		refuse("config", fmt.Errorf("the plugin %s has no settings for one binding; use plugins.%s.config", p.Name, p.Name))
+	}
 }
 
 func retry(set config.Retry) idempotency.Retry {

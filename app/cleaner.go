@@ -32,6 +32,7 @@ func (a *App) cleaner(consumers []*consumer) *cleaner {
 
 // run cleans until ctx ends; it returns nil. Every replica runs it: batches skip rows that another one is removing.
 func (c *cleaner) run(ctx context.Context) error {
+	c.count(ctx)
 	tick := time.NewTicker(c.every)
 	defer tick.Stop()
 	for {

@@ -159,6 +159,7 @@ func (c *cli) fit(cmd *cobra.Command) {
 			}
 		} else {
 			sub.RunE = unknownSubcommand
+			sub.SuggestionsMinimumDistance = 2
 			sub.FParseErrWhitelist.UnknownFlags = true // they are the misspelt subcommand's
 		}
 		c.fit(sub)

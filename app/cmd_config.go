@@ -1,6 +1,7 @@
 package app
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 
@@ -14,13 +15,14 @@ func (c *cli) configCommand() *cobra.Command {
 	cmd.AddCommand(
 		&cobra.Command{
 			Use: "check", Short: "Check everything that can be checked without a connection", Args: cobra.NoArgs,
+			Example: "  oncemill config check --config oncemill.yaml",
 			RunE: func(*cobra.Command, []string) error {
 				a, err := c.app()
 				if err != nil {
 					return err
 				}
-				if err := a.check(); err != nil {
-					return withCode(ExitUsage, err)
+				if err := errors.Join(a.checkBroker(), a.checkStore(), a.Close()); err != nil {
+					return err
 				}
 				_, err = fmt.Fprintln(c.out, "the configuration is good")
 				return err
@@ -28,6 +30,7 @@ func (c *cli) configCommand() *cobra.Command {
 		},
 		&cobra.Command{
 			Use: "print", Short: "Print the effective configuration, without secrets", Args: cobra.NoArgs,
+			Example: "  oncemill config print --config oncemill.yaml",
 			RunE: func(*cobra.Command, []string) error {
 				cfg, err := c.load()
 				if err != nil {
@@ -50,22 +53,6 @@ func (c *cli) load() (*config.Config, error) {
 		c.flags[path] = value
 	}
 	return config.Load(config.LoadOptions{File: c.file, Env: c.env, Flags: c.flags, Known: c.known()})
-}
-
-// check validates the sections of the chosen broker and database.
-func (a *App) check() error {
-	b, err := a.set.broker(a.cfg.Broker)
-	if err != nil {
-		return err
-	}
-	if err := b.Check(a.cfg.Brokers[a.cfg.Broker].Decode); err != nil {
-		return err
-	}
-	s, err := a.set.store(a.cfg.Database)
-	if err != nil {
-		return err
-	}
-	return s.Check(a.cfg.Databases[a.cfg.Database].Decode)
 }
 
 // known is what this program has linked in, for the names in the configuration.

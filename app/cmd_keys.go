@@ -217,7 +217,7 @@ func (c *cli) keysResolve() *cobra.Command {
 	cmd.Flags().StringVar(&result, "result", "", "JSON result to keep with a key that is done")
 	whoFlags(cmd, &by, &why)
 	complete(cmd, "as", "done", "retry", "failed")
-	require(cmd, "scope", "as")
+	mustHave(cmd, "scope", "as")
 	return cmd
 }
 
@@ -244,12 +244,12 @@ func (c *cli) keysForget() *cobra.Command {
 	cmd.Flags().StringVar(&scope, "scope", "", "the key's scope")
 	cmd.Flags().BoolVar(&force, "force", false, "yes, the message may run again")
 	whoFlags(cmd, &by, &why)
-	require(cmd, "scope")
+	mustHave(cmd, "scope")
 	return cmd
 }
 
-// require makes flags required.
-func require(cmd *cobra.Command, flags ...string) {
+// mustHave makes flags required.
+func mustHave(cmd *cobra.Command, flags ...string) {
 	for _, flag := range flags {
 		if err := cmd.MarkFlagRequired(flag); err != nil {
 			panic(err) // the flag was defined beside this call

@@ -23,22 +23,32 @@ func (c *cli) migrateCommand() *cobra.Command {
 				})
 			},
 		},
-		&cobra.Command{
-			Use: "status", Short: "List what is missing", Args: cobra.NoArgs,
-			RunE: func(cmd *cobra.Command, _ []string) error {
-				return c.withApp(cmd.Context(), (*App).openStore, func(ctx context.Context, a *App) error {
-					pending, err := a.store.Pending(ctx, a.migrations())
-					if err != nil {
-						return err
-					}
-					for _, p := range pending {
-						fmt.Fprintln(c.out, p)
-					}
-					_, err = fmt.Fprintf(c.out, "%d migrations are missing\n", len(pending))
-					return err
-				})
-			},
-		},
+		c.migrateStatus(),
 	)
+	return cmd
+}
+
+func (c *cli) migrateStatus() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "status", Short: "List what is missing", Args: cobra.NoArgs,
+		Example: "  oncemill migrate status --json",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return c.withApp(cmd.Context(), (*App).openStore, func(ctx context.Context, a *App) error {
+				pending, err := a.store.Pending(ctx, a.migrations())
+				if err != nil {
+					return err
+				}
+				if c.json {
+					return printJSON(c.out, append([]string{}, pending...))
+				}
+				for _, p := range pending {
+					fmt.Fprintln(c.out, p)
+				}
+				_, err = fmt.Fprintf(c.out, "%d migrations are missing\n", len(pending))
+				return err
+			})
+		},
+	}
+	c.jsonFlag(cmd)
 	return cmd
 }

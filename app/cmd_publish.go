@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -31,7 +33,7 @@ func (c *cli) publishCommand() *cobra.Command {
 			if err != nil {
 				return withCode(ExitUsage, err)
 			}
-			return c.withApp(cmd.Context(), (*App).openBrokerOnly, func(ctx context.Context, a *App) error {
+			return c.withApp(cmd.Context(), (*App).openBroker, func(ctx context.Context, a *App) error {
 				return c.publish(ctx, a, args[0], msg)
 			})
 		},
@@ -84,20 +86,18 @@ func (c *cli) publish(ctx context.Context, a *App, topic string, msg *message.Me
 	if err := envelope.ValidateTopic(topic); err != nil {
 		return withCode(ExitUsage, err)
 	}
+	if _, known := a.topology()[topic]; !known {
+		fmt.Fprintf(c.errs, "note: no binding of this configuration consumes or publishes %s; they know %s\n", topic, strings.Join(slices.Sorted(maps.Keys(a.topology())), ", "))
+	}
 	if err := a.broker.Declare(ctx, topic, a.topology()[topic]); err != nil {
 		return fmt.Errorf("declare topic %s: %w", topic, err)
 	}
 	if err := errors.Join(a.broker.Publisher().PublishBatch(ctx, topic, []*message.Message{msg})...); err != nil {
-		return err
+		if violation := (*envelope.Violation)(nil); errors.As(err, &violation) {
+			return withCode(ExitUsage, err)
+		}
+		return fmt.Errorf("publish to %s: %w", topic, err)
 	}
 	_, err := fmt.Fprintf(c.out, "published %s with key %s\n", msg.UUID, oneLine(msg.Metadata.Get(envelope.KeyHeader)))
 	return err
-}
-
-// openBrokerOnly connects to the broker alone.
-func (a *App) openBrokerOnly(ctx context.Context) error {
-	if err := os.MkdirAll(a.cfg.DataDir, 0o700); err != nil {
-		return fmt.Errorf("make the data folder: %w", err)
-	}
-	return a.openBroker(ctx)
 }

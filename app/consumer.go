@@ -46,11 +46,12 @@ func (c *consumer) stop(ctx context.Context) error {
 	drained := make(chan error, 1)
 	go func() { drained <- c.sub.Drain(ctx) }()
 	c.engine.Stop()
-	if err := c.engine.Wait(ctx); err != nil {
-		return fmt.Errorf("binding %s: handlers were cut off: %w", c.name, err)
+	err := c.engine.Wait(ctx)
+	if err != nil {
+		err = fmt.Errorf("binding %s: handlers were cut off: %w", c.name, err)
 	}
-	if err := <-drained; err != nil {
-		return fmt.Errorf("binding %s: %w", c.name, err)
+	if drain := <-drained; drain != nil && err == nil {
+		err = fmt.Errorf("binding %s: %w", c.name, drain)
 	}
-	return nil
+	return err
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -24,7 +26,8 @@ type state struct {
 }
 
 // Run migrates, declares the topology, passes the start-up gate, and consumes until ctx ends. Then it stops gracefully: running handlers finish, everything
-// else is handed back, all within the shutdown timeout; force, where not nil, cuts that short when it is closed. Open comes before, Close after it.
+// else is handed back, all within the shutdown timeout; force, where not nil, cuts that short when it is closed. Open comes before, Close after
+// it. Run is called once.
 func (a *App) Run(ctx context.Context, force <-chan struct{}) error {
 	if err := a.prepare(ctx); err != nil {
 		return err
@@ -33,34 +36,31 @@ func (a *App) Run(ctx context.Context, force <-chan struct{}) error {
 	if err != nil {
 		return err
 	}
-	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: a.cfg.ShutdownTimeout.Std()}, watermill.NewSlogLogger(a.log))
-	if err != nil {
-		return fmt.Errorf("make the router: %w", err)
-	}
-	for _, c := range consumers {
-		c.route(router, a.tracing)
-	}
-	feeder, err := a.newFeeder(consumers)
+	router, err := a.newRouter(consumers)
 	if err != nil {
 		return err
 	}
-	a.feeder = feeder
+	if a.feeder, err = a.newFeeder(consumers); err != nil { // before anything runs that wakes it
+		return err
+	}
 	relay, err := a.newRelay()
 	if err != nil {
 		return err
 	}
 
-	// What serves the handlers lives until they have finished; only the router's subscriptions end with ctx.
-	service, endService := context.WithCancel(context.WithoutCancel(ctx))
-	defer endService()
+	// What serves the handlers lives until they have finished; what takes new work ends before.
+	taking, stopTaking := context.WithCancel(ctx)
+	defer stopTaking()
+	serving, endServing := context.WithCancel(context.WithoutCancel(ctx))
+	defer endServing()
 	var background errgroup.Group
-	background.Go(func() error { return feeder.Run(ctx) })
-	background.Go(func() error { return a.cleaner(consumers).run(ctx) })
+	background.Go(func() error { return a.feeder.Run(taking) })
+	background.Go(func() error { return a.cleaner(consumers).run(taking) })
 	if relay != nil {
-		background.Go(func() error { return relay.Run(service) })
+		background.Go(func() error { return relay.Run(serving) })
 	}
 	routed := make(chan error, 1)
-	go func() { routed <- router.Run(service) }()
+	go func() { routed <- router.Run(serving) }()
 	a.state.consumers.Store(&consumers)
 	a.log.Info("consuming", "service", a.cfg.Service, "broker", a.cfg.Broker, "database", a.cfg.Database, "bindings", len(consumers))
 
@@ -73,30 +73,48 @@ func (a *App) Run(ctx context.Context, force <-chan struct{}) error {
 	}
 	a.state.stopping.Store(true)
 	a.log.Info("stopping", "grace", a.cfg.ShutdownTimeout.Std())
+	stopTaking()
 	stopped := a.stop(force, consumers)
-	endService()
+	endServing()
 	return errors.Join(failed, stopped, <-routed, background.Wait())
 }
 
-// stop stops all consumers at the same time, within the shutdown timeout.
+// closing is the part of the shutdown timeout that is left for router and relay, when the handlers have ended or are cut off.
+func (a *App) closing() time.Duration {
+	return min(max(a.cfg.ShutdownTimeout.Std()/5, 100*time.Millisecond), 5*time.Second)
+}
+
+// stop stops all consumers at the same time, within the shutdown timeout less closing.
 func (a *App) stop(force <-chan struct{}, consumers []*consumer) error {
-	grace := a.cfg.ShutdownTimeout.Std()
-	ctx, cancel := context.WithTimeout(context.Background(), grace-min(grace/10, time.Second))
+	ctx, cancel := context.WithTimeout(context.Background(), a.cfg.ShutdownTimeout.Std()-a.closing())
 	defer cancel()
-	if force != nil {
-		go func() {
-			select {
-			case <-force:
-				cancel()
-			case <-ctx.Done():
-			}
-		}()
-	}
+	ended := make(chan struct{})
+	defer close(ended)
+	go func() {
+		select {
+		case <-force: // for ever where there is none
+			a.log.Warn("forced: what runs is cut off and handed back")
+			cancel()
+		case <-ended:
+		}
+	}()
 	var group errgroup.Group
 	for _, c := range consumers {
 		group.Go(func() error { return c.stop(ctx) })
 	}
 	return group.Wait()
+}
+
+// newRouter makes the router with all consumers; nothing is consumed yet.
+func (a *App) newRouter(consumers []*consumer) (*message.Router, error) {
+	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: a.closing()}, watermill.NewSlogLogger(a.log))
+	if err != nil {
+		return nil, fmt.Errorf("make the router: %w", err)
+	}
+	for _, c := range consumers {
+		c.route(router, a.tracing)
+	}
+	return router, nil
 }
 
 func orClosed(err error) error {
@@ -111,12 +129,21 @@ func (a *App) prepare(ctx context.Context) error {
 	if err := a.migrate(ctx); err != nil {
 		return err
 	}
-	for topic, groups := range a.topology() {
-		if err := a.broker.Declare(ctx, topic, groups); err != nil {
+	if err := a.declare(ctx); err != nil {
+		return err
+	}
+	return a.preflight(ctx)
+}
+
+// declare makes sure of every topic, always in the same order.
+func (a *App) declare(ctx context.Context) error {
+	topics := a.topology()
+	for _, topic := range slices.Sorted(maps.Keys(topics)) {
+		if err := a.broker.Declare(ctx, topic, topics[topic]); err != nil {
 			return fmt.Errorf("declare topic %s: %w", topic, err)
 		}
 	}
-	return a.preflight(ctx)
+	return nil
 }
 
 // topology lists every topic with the groups that consume it: those of the bindings, and those that plugins publish to.
@@ -125,15 +152,21 @@ func (a *App) topology() map[string][]broker.Subscription {
 	for _, b := range a.bindings {
 		topics[b.topic] = append(topics[b.topic], b.subscription())
 		for _, topic := range b.plugin.Publishes {
-			topics[topic] = append(topics[topic], []broker.Subscription(nil)...)
+			if topics[topic] == nil {
+				topics[topic] = []broker.Subscription{}
+			}
 		}
 	}
 	return topics
 }
 
+// consumers makes the consumers of the bindings that this process runs.
 func (a *App) consumers() ([]*consumer, error) {
 	var all []*consumer
 	for _, b := range a.bindings {
+		if len(a.only) > 0 && !slices.Contains(a.only, b.name) {
+			continue
+		}
 		c, err := a.newConsumer(b)
 		if err != nil {
 			return nil, err
@@ -153,7 +186,7 @@ func (a *App) newFeeder(consumers []*consumer) (*parking.Feeder, error) {
 	}
 	return parking.NewFeeder(parking.FeederConfig{
 		Store: a.store.Parking(), Scopes: scopes, Concurrency: a.cfg.Feeder.Concurrency, Logger: a.log,
-		StopTimeout: a.cfg.ShutdownTimeout.Std(),
+		StopTimeout: a.cfg.ShutdownTimeout.Std() - a.closing(),
 		Run: func(ctx context.Context, row parking.Leased) error {
 			return engines[row.Scope].RunParked(ctx, row)
 		},
@@ -175,6 +208,6 @@ func (a *App) newRelay() (*outbox.Relay, error) {
 		Source: a.store.Outbox(), Publisher: a.broker.Publisher(), Owner: a.owner, Logger: a.log,
 		OrderedBatch: a.broker.Capabilities().OrderedBatch,
 		Batch:        a.cfg.Relay.Batch, Poll: a.cfg.Relay.Poll.Std(), MaxAttempts: a.cfg.Relay.MaxAttempts,
-		MaxPayload: a.cfg.MaxPayload, Observer: a.metrics.relay(),
+		MaxPayload: a.cfg.MaxPayload, Observer: a.metrics.relay(), StopTimeout: a.closing(),
 	})
 }

@@ -21,8 +21,7 @@ func newTracerProvider(cfg *config.Config) (trace.TracerProvider, func(context.C
 		return noop.NewTracerProvider(), func(context.Context) error { return nil }, nil
 	}
 	options := []otlptracehttp.Option{otlptracehttp.WithEndpointURL(cfg.Telemetry.OTLPEndpoint)}
-	secret := config.SecretSource{Value: cfg.Telemetry.OTLPAuthorization, File: cfg.Telemetry.OTLPAuthorizationFile}
-	authorization, err := secret.Read()
+	authorization, err := cfg.Telemetry.Authorization().Read()
 	if err != nil {
 		return nil, nil, fmt.Errorf("telemetry.otlp_authorization: %w", err)
 	}

@@ -130,6 +130,9 @@ func (d *decoder) section(v reflect.Value, n *node, over []override, path string
 		d.problems.add(n.at, path, "is a section: it must be names with values")
 		return
 	}
+	if n != nil {
+		d.note(path, n.at)
+	}
 	v.Set(reflect.ValueOf(Section{&section{path: path, node: n, over: over}}))
 }
 

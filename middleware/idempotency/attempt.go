@@ -77,13 +77,14 @@ func (e *Engine) inTx(ctx context.Context, facade *Tx, f func(context.Context) e
 	if err == nil {
 		err = broken
 	}
-	if errors.Is(err, errAbandoned) {
-		facade.cut()
+	if err != nil && ctx.Err() != nil { // not by the handler's fault
+		return context.Cause(ctx)
 	}
 	switch {
-	case err != nil && ctx.Err() != nil: // not by the handler's fault
-		return context.Cause(ctx)
 	case errors.Is(err, errDeadline):
+		if errors.Is(err, errAbandoned) {
+			facade.cut()
+		}
 	case hidden != nil && e.keys.Classify(hidden) != keystore.FaultOther:
 		return inStore(hidden, "a statement of the handler")
 	case err != nil && e.keys.Capabilities().Writers != 1 && e.keys.Classify(err) == keystore.FaultContention:

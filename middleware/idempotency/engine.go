@@ -51,7 +51,7 @@ type Engine struct {
 	adopted bool // the handler is a router's, see Middleware
 
 	slots    chan struct{}
-	single   chan struct{} // one message after a conflict at a time: together they would meet again and again
+	single   chan struct{}   // one message after a conflict at a time: together they would meet again and again
 	stopping context.Context // nothing new begins, no retry waits any more
 	stop     context.CancelCauseFunc
 	aborted  context.Context // what runs is cut off

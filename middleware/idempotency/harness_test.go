@@ -65,18 +65,18 @@ func onSQLite(t *testing.T) *harness {
 
 func onPostgres(t *testing.T) *harness {
 	t.Helper()
-	return onPostgresAt(t, testenv.Postgres(t), func(dsn string) string { return dsn })
+	db := testenv.Postgres(t)
+	return newHarness(t, postgresOpener(db, db.DSN))
 }
 
-// onPostgresAt opens the schema by what through makes of its address. Migrations go there directly.
-func onPostgresAt(t *testing.T, db testenv.Database, through func(dsn string) string) *harness {
-	t.Helper()
-	return newHarness(t, func(t *testing.T, connections int) store.Store {
-		c := pgstore.Config{DSN: through(db.DSN), Schema: db.Schema, MaxOpen: connections}
+// postgresOpener opens the schema of db at dsn, which may lead through a proxy.
+func postgresOpener(db testenv.Database, dsn string) func(t *testing.T, connections int) store.Store {
+	return func(t *testing.T, connections int) store.Store {
+		c := pgstore.Config{DSN: dsn, Schema: db.Schema, MaxOpen: connections}
 		s, err := pgstore.Open(t.Context(), c, store.Options{Logger: slog.New(slog.DiscardHandler)})
 		require.NoError(t, err)
 		return s
-	})
+	}
 }
 
 func newHarness(t *testing.T, open func(t *testing.T, connections int) store.Store) *harness {
@@ -227,6 +227,9 @@ func (h *harness) newEngine(t *testing.T, b idempotency.Binding, options ...func
 func on(s store.Store) func(*idempotency.Config) {
 	return func(c *idempotency.Config) { c.Keys, c.Parking = s.Keys(), s.Parking() }
 }
+
+// quiet is for tests whose messages fail by the hundred.
+func quiet(c *idempotency.Config) { c.Logger = nil }
 
 func withFault(f idempotency.Fault) func(*idempotency.Config) {
 	return func(c *idempotency.Config) { c.Fault = f }

@@ -99,11 +99,19 @@ func (t *trouble) add(f Failure) {
 func (r *Relay) tell(cause Cause, t *trouble) {
 	r.cfg.Observer.failed(t.failed, cause)
 	r.cfg.Observer.aside(t.aside, cause)
-	if cause == CauseUnavailable && !r.down.CompareAndSwap(false, true) {
-		return // said once already
+	failures := t.failed
+	if cause == CauseUnavailable {
+		if !r.down.CompareAndSwap(false, true) {
+			return // said once already; its end is said, too
+		}
+	} else {
+		var say bool
+		if say, failures = r.quiet.tell(string(cause), t.failed, time.Now()); !say {
+			return
+		}
 	}
 	r.cfg.Logger.Warn("outbox records not published", slog.String("cause", string(cause)),
-		slog.Int("records", t.failed), slog.Int("aside", t.aside), slog.Any("err", t.first))
+		slog.Int("failures", failures), slog.Int("aside", t.aside), slog.Any("err", t.first))
 }
 
 func (r *Relay) logAside(o outcome, f Failure) {

@@ -89,6 +89,8 @@ type Relay struct {
 	born  time.Time
 	// down is true while the broker is known to be unavailable, so that it is logged once.
 	down atomic.Bool
+	// quiet keeps the log short.
+	quiet quiet
 }
 
 // NewRelay checks the configuration. It does no I/O.

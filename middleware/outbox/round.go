@@ -69,7 +69,10 @@ func (r *Relay) sourceFailed(h *held, l *lanes, doing string, err error) {
 		l.drop(h)
 		r.cfg.Logger.Info("outbox lane lost to another relay", slog.Int("lane", h.Number))
 	case h.ctx.Err() == nil:
-		r.cfg.Logger.Warn("outbox cannot be reached, trying again", slog.String("doing", doing), slog.Int("lane", h.Number), slog.Any("err", err))
+		if say, times := r.quiet.tell("source", 1, time.Now()); say {
+			r.cfg.Logger.Warn("outbox cannot be reached, trying again",
+				slog.String("doing", doing), slog.Int("lane", h.Number), slog.Int("failures", times), slog.Any("err", err))
+		}
 	}
 }
 

@@ -16,10 +16,13 @@ import (
 
 const (
 	dialTimeout = 5 * time.Second
-	// readTimeout must be above rebalanceTimeout: an answer to JoinGroup takes as long as the slowest member.
-	readTimeout = 30 * time.Second
-	// rebalanceTimeout is what the group waits for a member that does not come back.
-	rebalanceTimeout = 20 * time.Second
+	// readTimeout bounds how long a silent network stays unnoticed. It must be above rebalanceTimeout: an answer to JoinGroup takes as
+	// long as the slowest member.
+	readTimeout = 15 * time.Second
+	// rebalanceTimeout is what the group waits for a member that does not come back. It must be above what an assignment takes to
+	// end: SettleTimeout and the last commit.
+	rebalanceTimeout = 12 * time.Second
+	maxSettleTimeout = 5 * time.Second
 	// fetchWait is how long an idle broker keeps a fetch, and so what shares its connection: heartbeats, joining, leaving.
 	fetchWait = 250 * time.Millisecond
 	// metadataRefresh bounds how long new partitions of a topic stay unnoticed.
@@ -40,7 +43,7 @@ func (c Config) newConfig(opts broker.Options) (*sarama.Config, error) {
 	conf.Metadata.AllowAutoTopicCreation = false
 	conf.Metadata.RefreshFrequency = metadataRefresh
 	conf.Metadata.Retry.Max, conf.Metadata.Retry.Backoff = 3, 100*time.Millisecond
-	conf.Admin.Timeout = 10 * time.Second
+	conf.Admin.Timeout = 8 * time.Second
 	conf.Consumer.IsolationLevel = sarama.ReadCommitted
 	return conf, c.secure(conf)
 }

@@ -61,7 +61,7 @@ type Config struct {
 	// group.min.session.timeout.ms and group.max.session.timeout.ms. Defaults to 10s.
 	SessionTimeout time.Duration `yaml:"session_timeout"`
 	// SettleTimeout is what running handlers get to finish when a rebalance takes their partition. It holds up the whole group, so it is
-	// at most 10s. Defaults to 2s.
+	// at most 5s. Defaults to 2s.
 	SettleTimeout time.Duration `yaml:"settle_timeout"`
 
 	TLS  TLSConfig  `yaml:"tls"`
@@ -179,7 +179,7 @@ func (c Config) validateConsuming() error {
 	}{
 		{"offsets_interval", c.OffsetsInterval, time.Millisecond, time.Minute},
 		{"session_timeout", c.SessionTimeout, time.Second, 30 * time.Minute},
-		{"settle_timeout", c.SettleTimeout, 0, 10 * time.Second},
+		{"settle_timeout", c.SettleTimeout, 0, maxSettleTimeout},
 	} {
 		if d.value < d.least || d.value > d.most {
 			errs = append(errs, fmt.Errorf("kafka: %s is %s, it must lie between %s and %s", d.name, d.value, d.least, d.most))

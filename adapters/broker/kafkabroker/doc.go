@@ -14,7 +14,8 @@
 // Consuming: a group starts at the oldest record and sees committed records only. Many records of a partition are in
 // flight, acks come in any order, and the committed offset never passes a record that is not settled, also when it was
 // nacked. A nacked record is delivered again in this process after a delay (100 ms, growing to 5 s); records behind
-// it with the same key wait for it, others go on.
+// it with the same key wait for it, others go on. A message's context ends when the commit covers it; where an unsettled record stands
+// before it, when its ack is noted: such an ack takes effect with the commit of the earlier record, and is lost where that one is handed back.
 //
 // At most Window records of a partition are delivered beyond its committed offset. Each commit carries, as its metadata,
 // the offset below which records may have been delivered; the next owner of the partition marks those
@@ -33,7 +34,9 @@
 // What a crash does at each step: before the commit of an offset its record is delivered again, to whoever owns the partition
 // next; after it, never. Between publishing and the outcome the record may be there or not.
 //
-// Not promised: order between keys or partitions, and order for a key whose topic gets more partitions. A
+// Not promised: that a member notices a network that swallows packets before 15 seconds have passed (what it delivers until then is
+// within the bound that its last commit named). A lag of zero behind the markers of foreign transactions: they have offsets that no
+// consumer sees; CaughtUp knows them. Order between keys or partitions, and order for a key whose topic gets more partitions. A
 // topic's retention removes records, consumed or not. Kafka forgets a group's offsets some time (default 7 days) after
-// its last member left; CommittedOffsets lets a start-up gate ask before it begins at the oldest record again.
+// its last member left (offsets.retention.minutes); CommittedOffsets lets a start-up gate ask before it begins at the oldest record again.
 package kafkabroker

@@ -91,6 +91,7 @@ func (g *generation) watch(ctx context.Context) {
 		select {
 		case <-g.session.Context().Done():
 		case <-g.s.halt:
+		case <-g.abandoned:
 		case <-ctx.Done():
 		}
 	case <-g.abandoned:

@@ -24,6 +24,8 @@ type publisher struct {
 	// alone is held for writing while a record is sent that must not share a record batch with others.
 	alone sync.RWMutex
 
+	making sync.Mutex // held while a producer is made
+
 	mu       sync.Mutex
 	closed   bool
 	current  *producer
@@ -207,34 +209,47 @@ func (p *publisher) resendLarge(ctx context.Context, records []*sarama.ProducerM
 
 // producer returns the current producer, a new one where there is none.
 func (p *publisher) producer(ctx context.Context) (*producer, error) {
-	p.mu.Lock()
-	current, closed := p.current, p.closed
-	p.mu.Unlock()
-	if closed {
-		return nil, ErrClosed
-	}
-	if current != nil {
-		return current, nil
+	if current, err := p.inUse(); current != nil || err != nil {
+		return current, err
 	}
 	return call(ctx, p.b, p.make)
 }
 
-// make starts a producer, unless somebody else was faster.
-func (p *publisher) make() (*producer, error) {
+func (p *publisher) inUse() (*producer, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
 		return nil, ErrClosed
 	}
-	if p.current != nil {
-		return p.current, nil
+	return p.current, nil
+}
+
+// make starts a producer, unless somebody else was faster.
+func (p *publisher) make() (*producer, error) {
+	p.making.Lock()
+	defer p.making.Unlock()
+	if current, err := p.inUse(); current != nil || err != nil {
+		return current, err
 	}
 	conf, err := p.b.conf.producerConfig(p.b.opts)
 	if err != nil {
 		return nil, err
 	}
-	p.current, err = startProducer(p.b.conf, conf)
-	return p.current, err
+	made, err := startProducer(p.b.conf, conf)
+	if err != nil {
+		return nil, err
+	}
+	p.mu.Lock()
+	closed := p.closed
+	if !closed {
+		p.current = made
+	}
+	p.mu.Unlock()
+	if closed {
+		made.close()
+		return nil, ErrClosed
+	}
+	return made, nil
 }
 
 // retire takes a producer out of use; what is still on its way ends in the background.

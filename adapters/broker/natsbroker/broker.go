@@ -18,6 +18,7 @@ type Broker struct {
 	cfg          Config
 	logger       *slog.Logger
 	maxPayload   int
+	pullBytes    int // most of one request
 	link         *link
 	topology     *topology
 	publisher    *publisher
@@ -38,7 +39,7 @@ var _ broker.Broker = (*Broker)(nil)
 
 func newBroker(name string, cfg Config, opts broker.Options, l *link) *Broker {
 	b := &Broker{
-		name: name, cfg: cfg, logger: opts.Logger, maxPayload: opts.MaxPayload, link: l,
+		name: name, cfg: cfg, logger: opts.Logger, maxPayload: opts.MaxPayload, pullBytes: pullBytes, link: l,
 		after: func() error { return nil }, subscribers: map[*subscriber]struct{}{}, done: make(chan struct{}),
 	}
 	if b.maxPayload <= 0 {

@@ -43,10 +43,10 @@ func runOrdered(b broker.Broker, dir, topic string) error {
 	for msg := range msgs {
 		fmt.Fprintf(handled, "%s %s %d\n", msg.Metadata.Get(envelope.OrderingKeyHeader), msg.Payload, os.Getpid())
 		go func() {
-			time.Sleep(rand.N(60 * time.Millisecond)) //nolint:forbidigo // the work of a handler
+			time.Sleep(rand.N(60 * time.Millisecond)) // the work of a handler
 			msg.Ack()
 		}()
-		time.Sleep(time.Millisecond) //nolint:forbidigo // the work of the engine
+		time.Sleep(time.Millisecond) // the work of the engine
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -18,6 +19,8 @@ const (
 	pullExpiryOrdered = 2 * time.Second
 	// pullHeartbeat is how often the server says that a request without messages is alive.
 	pullHeartbeat = 5 * time.Second
+	// pullBytes bounds what one request brings: a server drops a client for which more than 64 MiB pile up.
+	pullBytes = 8 << 20
 )
 
 // errPullSilent ends a pull whose request the server forgot: no heartbeat comes any more.
@@ -32,6 +35,7 @@ type pull struct {
 	subject string
 	sub     *nats.Subscription
 	expiry  time.Duration
+	bytes   int // most of one request
 	deliver func(*nats.Msg)
 	gone    chan struct{} // closed when the inbox is
 
@@ -40,12 +44,12 @@ type pull struct {
 	// failed gets the error that ends the pull.
 	failed chan error
 
-	mu       sync.Mutex
-	asked    int // messages still to come
-	requests map[string]int
-	number   int
-	heard    time.Time
-	empty    bool // the server had nothing for a request without waiting
+	mu     sync.Mutex
+	asked  int // messages still to come
+	number int
+	heard  time.Time
+	large  bool // the next message is larger than a request may bring
+	empty  bool // the server had nothing for a request without waiting
 }
 
 // newPull opens the inbox. deliver is called for one message after the other.
@@ -54,7 +58,7 @@ func newPull(nc *nats.Conn, stream, durable string, expiry time.Duration, delive
 		nc: nc, inbox: nc.NewInbox(), expiry: expiry, deliver: deliver,
 		subject: fmt.Sprintf("$JS.API.CONSUMER.MSG.NEXT.%s.%s", stream, durable),
 		gone:    make(chan struct{}), changed: make(chan struct{}, 1), failed: make(chan error, 1),
-		requests: map[string]int{}, heard: time.Now(),
+		heard: time.Now(),
 	}
 	sub, err := nc.Subscribe(p.inbox+".*", p.receive)
 	if err != nil {
@@ -76,33 +80,42 @@ type pullRequest struct {
 	Expires   time.Duration `json:"expires,omitempty"`
 	Heartbeat time.Duration `json:"idle_heartbeat,omitempty"`
 	NoWait    bool          `json:"no_wait,omitempty"`
+	MaxBytes  int           `json:"max_bytes,omitempty"`
 }
 
-// ask requests n more messages; with noWait only those that the server can hand out at once.
+// ask requests n more messages; with noWait only those that the server can hand out at once. It may ask
+// for fewer, and the end of the request tells.
 func (p *pull) ask(n int, noWait bool) error {
-	request := pullRequest{Batch: n, NoWait: noWait}
-	if !noWait {
-		request.Expires = p.expiry
-		request.Heartbeat = min(pullHeartbeat, p.expiry/2)
-	}
+	reply, request := p.next(n, noWait)
 	body, err := json.Marshal(request)
 	if err != nil {
 		return err
 	}
-	p.mu.Lock()
-	p.number++
-	reply := p.inbox + "." + strconv.Itoa(p.number)
-	if p.asked == 0 {
-		p.heard = time.Now()
-	}
-	p.asked += n
-	p.empty = false
-	p.requests[reply] = n
-	p.mu.Unlock()
 	if err := p.nc.PublishRequest(p.subject, reply, body); err != nil {
 		return fmt.Errorf("asking for messages: %w", err)
 	}
 	return nil
+}
+
+func (p *pull) next(n int, noWait bool) (reply string, request pullRequest) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	request = pullRequest{Batch: n, NoWait: noWait, MaxBytes: p.bytes}
+	if !noWait {
+		request.Expires = p.expiry
+		request.Heartbeat = min(pullHeartbeat, p.expiry/2)
+	}
+	if p.large {
+		request.Batch, request.MaxBytes, p.large = 1, 0, false
+	}
+	if p.asked == 0 {
+		p.heard = time.Now()
+	}
+	p.number++
+	reply = fmt.Sprintf("%s.%d-%d", p.inbox, p.number, request.Batch)
+	p.asked += request.Batch
+	p.empty = false
+	return reply, request
 }
 
 // outstanding is how many messages may still come.
@@ -139,11 +152,12 @@ func (p *pull) receive(m *nats.Msg) {
 }
 
 // status takes what the server says about a request. Only the end of a request that says how much of it
-// is left, and an empty answer, leave the count exact; everything else ends the pull.
+// is left (its time or its bytes are used up), and an empty answer, leave the count exact; everything else ends the pull.
 func (p *pull) status(m *nats.Msg, status string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.heard = time.Now()
+	reason := m.Header.Get("Description")
 	left, err := strconv.Atoi(m.Header.Get("Nats-Pending-Messages"))
 	switch {
 	case status == "100":
@@ -152,12 +166,13 @@ func (p *pull) status(m *nats.Msg, status string) {
 		// The answer to a request without waiting, which is the only one then.
 		p.empty = status == "404"
 		p.asked = 0
-		clear(p.requests)
-	case status == "408" && err == nil:
+	case status == "408", status == "409" && reason == "Batch Completed":
 		p.asked = max(0, p.asked-left)
-		delete(p.requests, m.Subject)
+	case status == "409" && reason == "Message Size Exceeds MaxBytes":
+		p.large = strings.HasSuffix(m.Subject, "-"+strconv.Itoa(left)) // it brought nothing
+		p.asked = max(0, p.asked-left)
 	default:
-		p.fail(fmt.Errorf("the server ended the request: %s %s", status, m.Header.Get("Description")))
+		p.fail(fmt.Errorf("the server ended the request: %s %s", status, reason))
 		return
 	}
 	p.signal()

@@ -66,6 +66,7 @@ func (s *subscriber) turn(ctx context.Context) error {
 		return err
 	}
 	defer p.close()
+	p.bytes = s.b.pullBytes
 	if s.order != nil {
 		if err := s.resync(ctx, p, consumer, change); err != nil {
 			return err

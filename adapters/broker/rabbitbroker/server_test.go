@@ -47,54 +47,75 @@ func ctl(t *testing.T, server *testenv.Server, args ...string) {
 	require.NoError(t, err, "%s", out)
 }
 
-// The broker is restarted, then killed, while messages flow: what was confirmed is there, both sides go on by themselves.
-func TestF046BrokerRestart(t *testing.T) {
+// TestPrivateServer holds what would disturb other users of a server: it stops one, and changes its settings.
+func TestPrivateServer(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a server of its own")
 	}
-	for _, queueType := range []string{rabbitbroker.Quorum, rabbitbroker.Classic} {
-		t.Run(queueType, func(t *testing.T) {
-			server := testenv.Private(t, "rabbitmq")
-			b := open(t, config(server.Address, queueType))
-			topic := testenv.Name(t, "restart")
-			declare(t, b, topic, "g")
+	server := testenv.Private(t, "rabbitmq")
+	t.Run("F046BrokerRestart", func(t *testing.T) { testBrokerRestart(t, server) })
+	t.Run("F065ConsumerTimeout", func(t *testing.T) { testConsumerTimeout(t, server) })
+	t.Run("MemoryAlarm", func(t *testing.T) { testMemoryAlarm(t, server) })
+}
 
-			f := &flow{confirmed: map[string]bool{}, seen: map[string]bool{}}
-			sub, got := subscribe(t, b, broker.Subscription{Topic: topic, Group: "g", InFlight: 16})
-			ctx, stop := context.WithCancel(t.Context())
-			defer stop()
-			var wg sync.WaitGroup
-			wg.Go(func() {
-				for msg := range got {
-					f.see(msg.UUID)
-					msg.Ack()
-				}
-			})
-			wg.Go(func() { f.publish(ctx, b, topic) })
-
-			for _, interrupt := range []func(){server.Restart, func() { server.Crash(); server.Start() }} {
-				f.more(t, 200)
-				interrupt()
-				began := time.Now()
-				f.more(t, 200)
-				require.Less(t, time.Since(began), 30*time.Second)
-			}
-			stop()
-			eventually(t, f.complete)
-			require.NoError(t, sub.Consuming())
-			drain, cancel := context.WithTimeout(t.Context(), patience)
-			defer cancel()
-			require.NoError(t, sub.Drain(drain))
-			wg.Wait()
-		})
+// The broker is restarted, then killed, while messages flow: what was confirmed is there, both sides go on by themselves.
+func testBrokerRestart(t *testing.T, server *testenv.Server) {
+	flows := []*flow{newFlow(t, server, rabbitbroker.Quorum), newFlow(t, server, rabbitbroker.Classic)}
+	for _, interrupt := range []func(){server.Restart, func() { server.Crash(); server.Start() }} {
+		for _, f := range flows {
+			f.more(t, 200)
+		}
+		interrupt()
+		began := time.Now()
+		for _, f := range flows {
+			f.more(t, 200)
+		}
+		require.Less(t, time.Since(began), 30*time.Second)
+	}
+	for _, f := range flows {
+		f.finish(t)
 	}
 }
 
-// flow counts what was confirmed and what arrived.
+// flow publishes and consumes all the time, and counts what was confirmed and what arrived.
 type flow struct {
+	sub  broker.Subscriber
+	stop context.CancelFunc
+	wg   sync.WaitGroup
+
 	mu        sync.Mutex
 	confirmed map[string]bool
 	seen      map[string]bool
+}
+
+func newFlow(t *testing.T, server *testenv.Server, queueType string) *flow {
+	b := open(t, config(server.Address, queueType))
+	topic := testenv.Name(t, queueType)
+	declare(t, b, topic, "g")
+	f := &flow{confirmed: map[string]bool{}, seen: map[string]bool{}}
+	sub, got := subscribe(t, b, broker.Subscription{Topic: topic, Group: "g", InFlight: 16})
+	ctx, stop := context.WithCancel(t.Context())
+	f.sub, f.stop = sub, stop
+	f.wg.Go(func() {
+		for msg := range got {
+			f.see(msg.UUID)
+			msg.Ack()
+		}
+	})
+	f.wg.Go(func() { f.publish(ctx, b, topic) })
+	return f
+}
+
+// finish stops publishing and waits for all that was confirmed.
+func (f *flow) finish(t *testing.T) {
+	t.Helper()
+	f.stop()
+	eventually(t, f.complete)
+	require.NoError(t, f.sub.Consuming())
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	require.NoError(t, f.sub.Drain(ctx))
+	f.wg.Wait()
 }
 
 func (f *flow) see(id string) {
@@ -149,11 +170,7 @@ func (f *flow) complete() error {
 
 // The broker takes an unsettled delivery away after consumer_timeout: the context ends, consuming goes on over
 // a new channel, the late ack is quiet and the copy is marked.
-func TestF065ConsumerTimeout(t *testing.T) {
-	if testing.Short() {
-		t.Skip("starts a server of its own")
-	}
-	server := testenv.Private(t, "rabbitmq")
+func testConsumerTimeout(t *testing.T, server *testenv.Server) {
 	ctl(t, server, "eval", "application:set_env(rabbit, consumer_timeout, 3000), application:set_env(rabbit, channel_tick_interval, 1000).")
 	b := open(t, config(server.Address, rabbitbroker.Quorum))
 	topic := testenv.Name(t, "timeout")
@@ -179,11 +196,7 @@ func TestF065ConsumerTimeout(t *testing.T) {
 }
 
 // Under a memory alarm publishing waits no longer than its context, says why, and goes on after it; acks are not held back.
-func TestMemoryAlarm(t *testing.T) {
-	if testing.Short() {
-		t.Skip("starts a server of its own")
-	}
-	server := testenv.Private(t, "rabbitmq")
+func testMemoryAlarm(t *testing.T, server *testenv.Server) {
 	b := open(t, config(server.Address, rabbitbroker.Quorum))
 	topic := testenv.Name(t, "alarm")
 	declare(t, b, topic, "g")

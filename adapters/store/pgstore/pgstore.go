@@ -144,6 +144,7 @@ func connectLike(ctx context.Context, db *sql.DB) (*pgx.Conn, error) {
 			return fmt.Errorf("the pool's driver is %T: open it with the driver \"pgx\"", c)
 		}
 		cfg = pc.Conn().Config()
+		cfg.OnNotification = nil // it leads to the pool's connection
 		return nil
 	})
 	if err := errors.Join(err, conn.Close()); err != nil {
