@@ -198,12 +198,19 @@ func (c *cli) keysResolve() *cobra.Command {
 			if !ok {
 				return withCode(ExitUsage, fmt.Errorf("--as %q is none of done, retry, failed", outcome))
 			}
-			if result != "" && !json.Valid([]byte(result)) {
+			var kept json.RawMessage
+			switch {
+			case result == "":
+			case to != keystore.Completed:
+				return withCode(ExitUsage, errors.New("--result is for --as done"))
+			case !json.Valid([]byte(result)):
 				return withCode(ExitUsage, errors.New("--result is not JSON"))
+			default:
+				kept = json.RawMessage(result)
 			}
 			return c.withStore(cmd.Context(), func(ctx context.Context, a *App) error {
 				id := keystore.ID{Scope: scope, Key: args[0]}
-				err := a.store.Keys().Resolve(ctx, id, to, json.RawMessage(result), actor(by), why)
+				err := a.store.Keys().Resolve(ctx, id, to, kept, actor(by), why)
 				if err != nil {
 					return refusedOr(err)
 				}

@@ -105,10 +105,16 @@ func TestPublishTakesTheOrderingKeyOver(t *testing.T) {
 func TestPublishRefusesBadMessages(t *testing.T) {
 	eachStore(t, func(t *testing.T, h *harness) {
 		bad := map[string]func(ctx context.Context, tx *idempotency.Tx) error{
-			envelope.RuleTopicInvalid:     func(ctx context.Context, tx *idempotency.Tx) error { return tx.Publish(ctx, "no/slash", "x") },
-			envelope.RuleMetadataReserved: func(ctx context.Context, tx *idempotency.Tx) error { return tx.Publish(ctx, "out", newMessage("k", "x", "oncemill-x", "1")) },
-			envelope.RuleKeyControl:       func(ctx context.Context, tx *idempotency.Tx) error { return tx.Publish(ctx, "out", newMessage("a\nb", "x")) },
-			envelope.RulePayloadTooLarge:  func(ctx context.Context, tx *idempotency.Tx) error { return tx.Publish(ctx, "out", string(make([]byte, 2000))) },
+			envelope.RuleTopicInvalid: func(ctx context.Context, tx *idempotency.Tx) error { return tx.Publish(ctx, "no/slash", "x") },
+			envelope.RuleMetadataReserved: func(ctx context.Context, tx *idempotency.Tx) error {
+				return tx.Publish(ctx, "out", newMessage("k", "x", "oncemill-x", "1"))
+			},
+			envelope.RuleKeyControl: func(ctx context.Context, tx *idempotency.Tx) error {
+				return tx.Publish(ctx, "out", newMessage("a\nb", "x"))
+			},
+			envelope.RulePayloadTooLarge: func(ctx context.Context, tx *idempotency.Tx) error {
+				return tx.Publish(ctx, "out", string(make([]byte, 2000)))
+			},
 		}
 		for reason, publish := range bad {
 			e := h.newEngine(t, idempotency.Binding{Scope: "svc/" + reason, MaxPayload: 1000, Handler: func(ctx context.Context, tx *idempotency.Tx, msg *message.Message) (any, error) {
@@ -205,7 +211,9 @@ func TestDefer(t *testing.T) {
 // A deferred statement that fails, or whose check does, fails the message, also when the handler overlooks it.
 func TestDeferFailureCannotBeOverlooked(t *testing.T) {
 	breaks := map[string]func(tx *idempotency.Tx){
-		"check":     func(tx *idempotency.Tx) { tx.Defer(func(int64) error { return refusal{"balance"} }, `UPDATE effects SET v = 'x'`) },
+		"check": func(tx *idempotency.Tx) {
+			tx.Defer(func(int64) error { return refusal{"balance"} }, `UPDATE effects SET v = 'x'`)
+		},
 		"statement": func(tx *idempotency.Tx) { tx.Defer(nil, `INSERT INTO effects (k, v) VALUES (NULL, NULL)`) },
 	}
 	uses := map[string]func(ctx context.Context, tx *idempotency.Tx){

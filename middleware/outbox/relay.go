@@ -34,7 +34,7 @@ type RelayConfig struct {
 	// MaxPayload is the largest payload in bytes that the relay hands to the publisher; a larger one is set aside.
 	// Defaults to no limit: the publisher has its own.
 	MaxPayload int
-	// PublishTimeout bounds one call of the publisher. Defaults to 30s.
+	// PublishTimeout bounds one call of the publisher. Defaults to 15s.
 	PublishTimeout time.Duration
 	// StopTimeout bounds how long a stop waits for what is being published. Defaults to 10s.
 	StopTimeout time.Duration
@@ -60,7 +60,7 @@ func (c RelayConfig) withDefaults() RelayConfig {
 	c.Workers = or(c.Workers, 4)
 	c.Poll = or(c.Poll, 500*time.Millisecond)
 	c.Lease = or(c.Lease, 10*time.Second)
-	c.PublishTimeout = or(c.PublishTimeout, 30*time.Second)
+	c.PublishTimeout = or(c.PublishTimeout, 15*time.Second)
 	c.StopTimeout = or(c.StopTimeout, 10*time.Second)
 	c.MaxAttempts = or(c.MaxAttempts, 20)
 	c.BackoffMin = or(c.BackoffMin, 500*time.Millisecond)
@@ -87,8 +87,8 @@ type Relay struct {
 	// proof is when the broker last confirmed something, as nanoseconds of the monotonic clock since born; 0 is never.
 	proof atomic.Int64
 	born  time.Time
-	// down is true while the broker is known to be unavailable, so that it is logged once.
-	down atomic.Bool
+	// down and away are true while the broker or the source is known to be unavailable, so that it is logged once.
+	down, away atomic.Bool
 	// quiet keeps the log short.
 	quiet quiet
 }

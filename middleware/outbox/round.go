@@ -29,6 +29,9 @@ func (r *Relay) round(stop <-chan struct{}, work context.Context, h *held, l *la
 		res.pause = !errors.Is(err, ErrLaneLost)
 		return res
 	}
+	if r.away.CompareAndSwap(true, false) {
+		r.cfg.Logger.Info("outbox can be reached again")
+	}
 	if len(records) == 0 {
 		return res
 	}

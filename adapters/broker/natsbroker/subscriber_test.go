@@ -208,3 +208,37 @@ func TestPositionOfNewStream(t *testing.T) {
 	require.NotEqual(t, envelope.DeliveryFrom(first.Context()).Position, envelope.DeliveryFrom(second.Context()).Position)
 	require.False(t, envelope.DeliveryFrom(second.Context()).Redelivered)
 }
+
+// What resync builds on, pinned down for the day the server changes: redeliveries that are due come before new messages,
+// in whatever order, and a request without waiting ends when there is nothing more.
+func TestServerHandsOutRedeliveriesFirst(t *testing.T) {
+	t.Parallel()
+	k := newBench(t)
+	k.publish("1", "2", "3", "4", "5")
+	stream, err := k.b.link.js.Stream(t.Context(), assetName(k.topic))
+	require.NoError(t, err)
+	consumer, err := stream.CreateConsumer(t.Context(), jetstream.ConsumerConfig{Durable: "g", AckPolicy: jetstream.AckExplicitPolicy, AckWait: time.Second})
+	require.NoError(t, err)
+	batch, err := consumer.Fetch(3)
+	require.NoError(t, err)
+	var last time.Time
+	for msg := range batch.Messages() {
+		if string(msg.Data()) != "1" {
+			continue
+		}
+		<-time.After(400 * time.Millisecond)
+		require.NoError(t, msg.InProgress()) // due later than those behind it
+		last = time.Now()
+	}
+	<-time.After(time.Until(last.Add(1500 * time.Millisecond)))
+	again, err := consumer.FetchNoWait(10)
+	require.NoError(t, err)
+	var got []string
+	for msg := range again.Messages() {
+		meta, err := msg.Metadata()
+		require.NoError(t, err)
+		got = append(got, fmt.Sprint(string(msg.Data()), "/", meta.NumDelivered))
+	}
+	require.ElementsMatch(t, []string{"1/2", "2/2", "3/2"}, got[:3])
+	require.Equal(t, []string{"4/1", "5/1"}, got[3:])
+}

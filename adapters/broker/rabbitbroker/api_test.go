@@ -9,7 +9,6 @@ import (
 	"net/url"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -92,5 +91,3 @@ func wantReady(t testing.TB, server testenv.Rabbit, name string, ready int) {
 		return nil
 	})
 }
-
-const quiet = 700 * time.Millisecond

@@ -100,6 +100,27 @@ func TestF017UUIDHeader(t *testing.T) {
 	}
 }
 
+// A message that another queue dead-lettered to the topic carries an array of the broker's and is read like any other.
+func TestF017DeadLettered(t *testing.T) {
+	t.Parallel()
+	server := testenv.RabbitMQ(t)
+	b := open(t, config(server.URL, rabbitbroker.Quorum))
+	topic := testenv.Name(t, "dead")
+	declare(t, b, topic, "g")
+	ch := channel(t, server.URL)
+	_, err := ch.QueueDeclare("expires", true, false, false, false, amqp.Table{"x-message-ttl": int32(1), "x-dead-letter-exchange": topic})
+	require.NoError(t, err)
+	require.NoError(t, ch.PublishWithContext(t.Context(), "", "expires", true, false, amqp.Publishing{
+		MessageId: "an-id", Headers: amqp.Table{"name": "value"}, Body: []byte("p"),
+	}))
+	_, msgs := subscribe(t, b, broker.Subscription{Topic: topic, Group: "g"})
+	msg := next(t, msgs)
+	require.Equal(t, message.Metadata{"name": "value"}, msg.Metadata)
+	require.Empty(t, envelope.DeliveryFrom(msg.Context()).Apart)
+	require.Equal(t, "an-id", envelope.DeliveryFrom(msg.Context()).MessageID)
+	require.True(t, msg.Ack())
+}
+
 // Bodies that nobody can read are delivered as they are, and nothing behind them waits.
 func TestF035MalformedBodies(t *testing.T) {
 	t.Parallel()

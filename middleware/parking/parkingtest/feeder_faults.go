@@ -79,7 +79,7 @@ func faultLost(t *testing.T, h Harness) {
 		cause <- context.Cause(ctx)
 		return ctx.Err()
 	})
-	cfg.Lease = time.Second
+	cfg.Lease, cfg.Concurrency = time.Second, 1 // the feeder itself must not be the one that takes the row
 	start(t, cfg)
 	require.ErrorIs(t, receive(t, cause), parking.ErrLeaseLost, "the run goes on without its lease")
 	require.Empty(t, r.all())
