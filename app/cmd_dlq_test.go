@@ -179,8 +179,14 @@ func TestWaitingMessageIsShown(t *testing.T) {
 	})
 	c.start()
 	c.publish(tallyTopic, "k", `{}`)
-	story := c.waitKey(tallyScope, "k", "absent")
-	require.Len(t, story.Parked, 1)
+	var story storyView
+	testenv.Eventually(t, 20*time.Second, func() error {
+		story = c.waitKey(tallyScope, "k", "absent")
+		if len(story.Parked) != 1 {
+			return errors.New("it is not parked yet")
+		}
+		return nil
+	})
 	require.Equal(t, "waiting", story.Parked[0].State)
 	require.Contains(t, story.LastError, "printer")
 	require.Contains(t, c.ok("keys", "show", "k"), "absent (not processed yet, or rolled back)")

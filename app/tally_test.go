@@ -12,7 +12,6 @@ import (
 
 	"github.com/oncemill/oncemill/config"
 	"github.com/oncemill/oncemill/handlers"
-	"github.com/oncemill/oncemill/middleware/envelope"
 )
 
 // tally is a plugin of one transactional handler: a row for each effect, and whatever a test wants it to do besides.
@@ -47,7 +46,7 @@ func (l *tally) handle(ctx context.Context, tx handlers.Tx, msg *message.Message
 			return nil, err
 		}
 	}
-	_, err := tx.ExecContext(ctx, tx.Rebind(`INSERT INTO tally (idempotency_key) VALUES (?)`), msg.Metadata.Get(envelope.KeyHeader))
+	_, err := tx.ExecContext(ctx, tx.Rebind(`INSERT INTO tally (idempotency_key) VALUES (?)`), tx.Key())
 	return map[string]int{"counted": 1}, err
 }
 

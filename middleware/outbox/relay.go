@@ -25,7 +25,8 @@ type RelayConfig struct {
 	// Batch is the most records that are being published and not yet marked, over all lanes: the most copies that one
 	// crash can make. Defaults to 100.
 	Batch int
-	// Workers is the number of lanes that are worked at the same moment. Defaults to 4.
+	// Workers is the number of lanes that are worked at the same moment; they share the batch. More of them help where one
+	// slow topic should not hold up the others, fewer make larger batches. Defaults to 2.
 	Workers int
 	// Poll is how long an idle lane waits before it looks again, when nothing wakes it. Defaults to 500ms.
 	Poll time.Duration
@@ -57,7 +58,7 @@ type RelayConfig struct {
 
 func (c RelayConfig) withDefaults() RelayConfig {
 	c.Batch = or(c.Batch, 100)
-	c.Workers = or(c.Workers, 4)
+	c.Workers = or(c.Workers, 2)
 	c.Poll = or(c.Poll, 500*time.Millisecond)
 	c.Lease = or(c.Lease, 10*time.Second)
 	c.PublishTimeout = or(c.PublishTimeout, 15*time.Second)

@@ -89,6 +89,9 @@ func (f *traffic) flows() {
 // F046: the broker is stopped, and killed, under a publisher that tries again and two consumers. The flow goes on by itself within
 // 30 seconds, and everything that was confirmed arrives.
 func TestF046BrokerRestart(t *testing.T) {
+	if testing.Short() {
+		t.Skip("restarts a server of its own, which takes a minute")
+	}
 	t.Parallel()
 	server := testenv.Private(t, "kafka")
 	conf := testConfig(t)

@@ -19,7 +19,6 @@ type delivery struct {
 	seq     uint64 // in the stream
 	header  nats.Header
 	payload []byte
-	time    time.Time // when the stream took it
 
 	reply    string // where its settlement goes; a later delivery of the same message replaces it
 	again    bool   // was, or may have been, delivered before
@@ -42,7 +41,6 @@ type arrival struct {
 	seq      uint64 // in the stream
 	consumer uint64 // in the consumer's deliveries
 	count    uint64 // how often it was delivered
-	time     time.Time
 }
 
 func arrivalOf(m *nats.Msg) (arrival, error) {
@@ -50,12 +48,12 @@ func arrivalOf(m *nats.Msg) (arrival, error) {
 	if err != nil {
 		return arrival{}, fmt.Errorf("reading a delivery: %w", err)
 	}
-	return arrival{seq: meta.Sequence.Stream, consumer: meta.Sequence.Consumer, count: meta.NumDelivered, time: meta.Timestamp}, nil
+	return arrival{seq: meta.Sequence.Stream, consumer: meta.Sequence.Consumer, count: meta.NumDelivered}, nil
 }
 
 func newDelivery(m *nats.Msg, a arrival) *delivery {
 	return &delivery{
-		seq: a.seq, header: m.Header, payload: m.Data, time: a.time,
+		seq: a.seq, header: m.Header, payload: m.Data,
 		reply: m.Reply, count: a.count, again: a.count > 1,
 		touched: time.Now(), taken: make(chan struct{}),
 	}

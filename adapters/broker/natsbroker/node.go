@@ -33,9 +33,8 @@ type node struct {
 	stopped    chan struct{}
 	once       sync.Once
 
-	mu      sync.Mutex
-	serving *server.Server
-	err     error // of the last attempt to serve
+	mu  sync.Mutex
+	err error // of the last attempt to serve
 }
 
 func startNode(dir string, port, maxPayload int, logger *slog.Logger) (*node, error) {
@@ -85,7 +84,6 @@ func (n *node) turn() error {
 		return err
 	}
 	defer func() {
-		n.setServing(nil)
 		s.Shutdown()
 		s.WaitForShutdown()
 	}()
@@ -94,7 +92,6 @@ func (n *node) turn() error {
 		return err
 	}
 	n.setErr(nil)
-	n.setServing(s.Server)
 	n.logger.Info("embedded nats server is serving", slog.String("address", now.Addr))
 	return n.watch(s.Server)
 }
@@ -195,12 +192,6 @@ func (n *node) close() error {
 func (n *node) setErr(err error) {
 	n.mu.Lock()
 	n.err = err
-	n.mu.Unlock()
-}
-
-func (n *node) setServing(s *server.Server) {
-	n.mu.Lock()
-	n.serving = s
 	n.mu.Unlock()
 }
 

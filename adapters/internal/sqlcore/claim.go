@@ -110,7 +110,7 @@ func (c *claimer) take(ctx context.Context, open []int) (missing []int, err erro
 	if len(lost) == 0 {
 		return nil, nil
 	}
-	if err := c.session.Send(ctx, c.reread(lost)...); err != nil {
+	if err := c.session.Send(ctx, c.reread(lost)); err != nil {
 		return nil, fmt.Errorf("read claimed keys: %w", err)
 	}
 	for _, i := range lost {
@@ -202,25 +202,12 @@ func (c *claimer) lookParked(open []int) *Stmt {
 const selectKeys = `WITH v(scope, idempotency_key, ord) AS ({rows})
 SELECT v.ord, ` + recordColumns + ` FROM v JOIN processed_events p ON p.scope = v.scope AND p.idempotency_key = v.idempotency_key`
 
-// reread reads rows that were there before the insert; those that a redriven message may replace are locked.
-func (c *claimer) reread(lost []int) []*Stmt {
-	var plain, locked []int
+// reread reads rows that were there before the insert.
+func (c *claimer) reread(lost []int) *Stmt {
 	for _, i := range lost {
 		delete(c.rows, i)
-		if c.claims[i].Redriven {
-			locked = append(locked, i)
-		} else {
-			plain = append(plain, i)
-		}
 	}
-	var stmts []*Stmt
-	if len(plain) > 0 {
-		stmts = append(stmts, c.read(selectKeys, plain, false))
-	}
-	if len(locked) > 0 {
-		stmts = append(stmts, c.readLocked(locked))
-	}
-	return stmts
+	return c.read(selectKeys, lost, false)
 }
 
 func (c *claimer) readLocked(which []int) *Stmt {
