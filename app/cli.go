@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -80,6 +81,8 @@ type cli struct {
 	errs  io.Writer
 	env   []string
 	force <-chan struct{}
+	// patience, where not 0, is in place of commandPatience and servicePatience.
+	patience time.Duration
 
 	file  string
 	flags map[string]string // configuration paths to the values that flags gave
@@ -239,10 +242,23 @@ func (c *cli) withApp(ctx context.Context, open func(*App, context.Context) erro
 			err = closing
 		}
 	}()
-	if err := open(a, ctx); err != nil {
+	if err := within(ctx, or(c.patience, commandPatience), a, open); err != nil {
 		return err
 	}
 	return f(ctx, a)
+}
+
+// How long commands, and a service at its start, try to reach broker and database: adapters try until their context ends.
+const (
+	commandPatience = 15 * time.Second
+	servicePatience = time.Minute
+)
+
+// within calls open with a bounded context.
+func within(ctx context.Context, patience time.Duration, a *App, open func(*App, context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	return open(a, ctx)
 }
 
 // withStore is withApp for commands that only need the database.

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -32,7 +31,7 @@ func (c *console) bury(keys ...string) []string {
 		c.publish(tallyTopic, key, `{}`)
 	}
 	for i, key := range keys {
-		ids[i] = strconv.FormatInt(c.waitDead(key, "not-today").ID, 10)
+		ids[i] = itoa(c.waitDead(key, "not-today").ID)
 	}
 	return ids
 }
@@ -76,7 +75,7 @@ func TestMismatchIsRefusedAndRunsUnderAnotherKey(t *testing.T) {
 	c.publish(tallyTopic, "order-1", `{"n":1}`)
 	c.waitKey(tallyScope, "order-1", "completed")
 	c.publish(tallyTopic, "order-1", `{"n":2}`)
-	id := strconv.FormatInt(c.waitDead("order-1", "payload-mismatch").ID, 10)
+	id := itoa(c.waitDead("order-1", "payload-mismatch").ID)
 
 	require.Contains(t, c.fails(ExitRefused, "dlq", "redrive", id), "nothing was done")
 	require.Contains(t, c.fails(ExitUsage, "dlq", "redrive", "--reason", "payload-mismatch", "--as-key", "order-2"), "exactly one id")
@@ -192,7 +191,7 @@ func TestWaitingMessageIsShown(t *testing.T) {
 	require.Contains(t, c.ok("keys", "show", "k"), "absent (not processed yet, or rolled back)")
 	require.Contains(t, c.ok("dlq", "list", "--all"), "waiting")
 	require.Empty(t, decode[[]rowView](c, "dlq", "list"))
-	id := strconv.FormatInt(story.Parked[0].ID, 10)
+	id := itoa(story.Parked[0].ID)
 	require.Contains(t, c.fails(ExitRefused, "dlq", "redrive", id), "waiting")
 	close(failed)
 	c.waitKey(tallyScope, "k", "completed")
@@ -222,7 +221,7 @@ func TestF013NothingRawReachesTheTerminal(t *testing.T) {
 	require.NotEmpty(t, rows)
 	outputs := []string{c.ok("dlq", "list"), c.ok("dlq", "list", "--json"), c.ok("keys", "list"), c.ok("keys", "list", "--json")}
 	for _, row := range rows {
-		id := strconv.FormatInt(row.ID, 10)
+		id := itoa(row.ID)
 		outputs = append(outputs, c.ok("dlq", "show", id, "--payload"), c.ok("dlq", "show", id, "--json"))
 	}
 	for _, key := range bad {

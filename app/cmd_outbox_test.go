@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"testing"
 	"time"
 
@@ -73,7 +72,7 @@ func TestRecordsThatWereSetAside(t *testing.T) {
 	testenv.Eventually(t, 20*time.Second, func() error {
 		ids = nil
 		for _, r := range decode[[]recordView](c, "outbox", "list", "--aside") {
-			ids = append(ids, strconv.FormatInt(r.ID, 10))
+			ids = append(ids, itoa(r.ID))
 			require.Contains(t, r.Reason, "topic")
 		}
 		if len(ids) != 2 {

@@ -25,6 +25,9 @@ func (c *cli) publishCommand() *cobra.Command {
 		Example: `  oncemill publish payments.requested --key order-123 --data '{"payment_id":"p1","from":"alice","to":"bob","amount":"12.50","currency":"EUR"}'
   oncemill publish payments.requested --key order-124 --file payment.json`,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := envelope.ValidateTopic(args[0]); err != nil {
+				return withCode(ExitUsage, err)
+			}
 			body, err := c.body(data, file)
 			if err != nil {
 				return withCode(ExitUsage, err)
@@ -83,9 +86,6 @@ func newMessage(key, ordering string, headers []string, body []byte) (*message.M
 }
 
 func (c *cli) publish(ctx context.Context, a *App, topic string, msg *message.Message) error {
-	if err := envelope.ValidateTopic(topic); err != nil {
-		return withCode(ExitUsage, err)
-	}
 	if _, known := a.topology()[topic]; !known {
 		fmt.Fprintf(c.errs, "note: no binding of this configuration consumes or publishes %s; they know %s\n", topic, strings.Join(slices.Sorted(maps.Keys(a.topology())), ", "))
 	}

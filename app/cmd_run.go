@@ -87,7 +87,8 @@ func (c *cli) run(ctx context.Context, a *App) error {
 	}
 	group.Go(func() error {
 		defer server.close()
-		err := a.Open(ctx)
+		a.log.Info("connecting", "broker", a.cfg.Broker, "database", a.cfg.Database)
+		err := within(ctx, or(c.patience, servicePatience), a, (*App).Open)
 		if err == nil {
 			err = a.Run(ctx, c.force)
 		}

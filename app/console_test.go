@@ -23,10 +23,11 @@ import (
 
 // console is a command line in a folder of its own, with the embedded broker and SQLite unless the environment says otherwise.
 type console struct {
-	t   *testing.T
-	set Set
-	dir string
-	env []string
+	t        *testing.T
+	set      Set
+	dir      string
+	env      []string
+	patience time.Duration
 }
 
 // newConsole makes a console of the built-in plugins and those given; env is more of its environment, as NAME=value without the prefix.
@@ -88,7 +89,7 @@ func (c *console) do(args ...string) answer {
 
 func (c *console) doIn(ctx context.Context, args ...string) answer {
 	var out, errs buffer
-	one := &cli{set: c.set, in: strings.NewReader(""), out: &out, errs: &errs, env: c.env}
+	one := &cli{set: c.set, in: strings.NewReader(""), out: &out, errs: &errs, env: c.env, patience: c.patience}
 	code := one.main(ctx, args)
 	return answer{code, out.String(), errs.String()}
 }
@@ -272,3 +273,16 @@ func (s *service) counts(metric, labels string, least float64) error {
 	}
 	return fmt.Errorf("no series %s{%s} of %v or more", metric, labels, least)
 }
+
+// gone waits until no scope knows the key.
+func (c *console) gone(key string) {
+	c.t.Helper()
+	testenv.Eventually(c.t, 20*time.Second, func() error {
+		if a := c.do("keys", "show", key); a.code != ExitMissing {
+			return fmt.Errorf("%q is still there: %s%s", key, a.out, a.errs)
+		}
+		return nil
+	})
+}
+
+func itoa(id int64) string { return strconv.FormatInt(id, 10) }

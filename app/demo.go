@@ -49,7 +49,7 @@ func (c *cli) demoCommand() *cobra.Command {
 started again; then audit: every payment made once, the ledger sums to zero, one letter, one count and one journal entry each.
 It uses the embedded broker and SQLite in a temporary folder. The exit code is 1 if anything is wrong.`,
 		Example: "  oncemill demo\n  oncemill demo --payments 10000 --kills 8 --dir ./demo",
-		RunE: func(cmd *cobra.Command, _ []string) error { return d.run(cmd.Context()) },
+		RunE:    func(cmd *cobra.Command, _ []string) error { return d.run(cmd.Context()) },
 	}
 	cmd.Flags().IntVar(&d.payments, "payments", 3000, "how many payments")
 	cmd.Flags().IntVar(&d.kills, "kills", 4, "how often the consumer is killed")

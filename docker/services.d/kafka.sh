@@ -4,8 +4,8 @@
 KAFKA_VERSION=4.4.0
 
 kafka_ports() {
-	port ONCEMILL_KAFKA_PORT 19092
-	port ONCEMILL_KAFKA_CONTROLLER_PORT 19093
+	port ONCEMILL_TEST_KAFKA_PORT 19092
+	port ONCEMILL_TEST_KAFKA_CONTROLLER_PORT 19093
 }
 
 kafka_install() {
@@ -22,13 +22,13 @@ kafka_install() {
 
 kafka_start() {
 	local data="$DATA_DIR/kafka"
-	need_ports "$ONCEMILL_KAFKA_PORT" "$ONCEMILL_KAFKA_CONTROLLER_PORT"
+	need_ports "$ONCEMILL_TEST_KAFKA_PORT" "$ONCEMILL_TEST_KAFKA_CONTROLLER_PORT"
 	mkdir -p "$data"
 	cat >"$data/server.properties" <<-CONF
 		process.roles=broker,controller
 		node.id=1
-		controller.quorum.voters=1@127.0.0.1:$ONCEMILL_KAFKA_CONTROLLER_PORT
-		listeners=PLAINTEXT://127.0.0.1:$ONCEMILL_KAFKA_PORT,CONTROLLER://127.0.0.1:$ONCEMILL_KAFKA_CONTROLLER_PORT
+		controller.quorum.voters=1@127.0.0.1:$ONCEMILL_TEST_KAFKA_CONTROLLER_PORT
+		listeners=PLAINTEXT://127.0.0.1:$ONCEMILL_TEST_KAFKA_PORT,CONTROLLER://127.0.0.1:$ONCEMILL_TEST_KAFKA_CONTROLLER_PORT
 		controller.listener.names=CONTROLLER
 		log.dirs=$data/logs
 		num.partitions=6
@@ -69,7 +69,7 @@ kafka_java() {
 # a broker is listed there once the controller has let it in.
 kafka_answers() {
 	local answer
-	answer=$(ask "$ONCEMILL_KAFKA_PORT" '\x00\x00\x00\x0e\x00\x03\x00\x01\x00\x00\x00\x07\xff\xff\x00\x00\x00\x00' 12) || return 1
+	answer=$(ask "$ONCEMILL_TEST_KAFKA_PORT" '\x00\x00\x00\x0e\x00\x03\x00\x01\x00\x00\x00\x07\xff\xff\x00\x00\x00\x00' 12) || return 1
 	[[ ${answer:8} == 0000000700000001 ]]
 }
 
@@ -81,6 +81,6 @@ kafka_stop() {
 	fi
 }
 
-kafka_address() { echo "127.0.0.1:$ONCEMILL_KAFKA_PORT"; }
+kafka_address() { echo "127.0.0.1:$ONCEMILL_TEST_KAFKA_PORT"; }
 
-kafka_env() { echo "export ONCEMILL_TEST_KAFKA='127.0.0.1:$ONCEMILL_KAFKA_PORT'"; }
+kafka_env() { echo "export ONCEMILL_TEST_KAFKA='127.0.0.1:$ONCEMILL_TEST_KAFKA_PORT'"; }

@@ -10,14 +10,14 @@ fail() {
 
 # port VARIABLE DEFAULT decides a port: what a running service has, else the
 # environment, else what an earlier call saved, else any free one
-# (ONCEMILL_PORTS=free), else DEFAULT.
+# (ONCEMILL_TEST_PORTS=free), else DEFAULT.
 port() {
 	local variable=$1 default=$2 saved="$DATA_DIR/ports/$SERVICE.$1" value
 	if [[ -s $saved ]] && { [[ -z ${!variable:-} ]] || alive "$SERVICE" >/dev/null; }; then
 		value=$(<"$saved")
 	elif [[ -n ${!variable:-} ]]; then
 		value=${!variable}
-	elif [[ ${ONCEMILL_PORTS:-} == free ]]; then
+	elif [[ ${ONCEMILL_TEST_PORTS:-} == free ]]; then
 		value=$(free_port)
 	else
 		value=$default

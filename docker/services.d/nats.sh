@@ -4,8 +4,8 @@
 NATS_VERSION=v2.15.3
 
 nats_ports() {
-	port ONCEMILL_NATS_PORT 14222
-	port ONCEMILL_NATS_MONITOR_PORT 14223
+	port ONCEMILL_TEST_NATS_PORT 14222
+	port ONCEMILL_TEST_NATS_MONITOR_PORT 14223
 }
 
 nats_install() {
@@ -18,12 +18,12 @@ nats_install() {
 
 nats_start() {
 	local data="$DATA_DIR/nats"
-	need_ports "$ONCEMILL_NATS_PORT" "$ONCEMILL_NATS_MONITOR_PORT"
+	need_ports "$ONCEMILL_TEST_NATS_PORT" "$ONCEMILL_TEST_NATS_MONITOR_PORT"
 	mkdir -p "$data"
 	cat >"$data/nats.conf" <<-CONF
 		server_name: oncemill
-		listen: "127.0.0.1:$ONCEMILL_NATS_PORT"
-		http: "127.0.0.1:$ONCEMILL_NATS_MONITOR_PORT"
+		listen: "127.0.0.1:$ONCEMILL_TEST_NATS_PORT"
+		http: "127.0.0.1:$ONCEMILL_TEST_NATS_MONITOR_PORT"
 		# A payload of 1 MiB and its headers do not fit into the default of 1 MiB.
 		max_payload: 2MB
 		jetstream {
@@ -33,7 +33,7 @@ nats_start() {
 		}
 	CONF
 	launch nats "$DOWNLOADS/nats-$NATS_VERSION/nats-server" -c "$data/nats.conf"
-	await nats 30 http_ok "$ONCEMILL_NATS_MONITOR_PORT" /healthz
+	await nats 30 http_ok "$ONCEMILL_TEST_NATS_MONITOR_PORT" /healthz
 }
 
 nats_stop() {
@@ -44,6 +44,6 @@ nats_stop() {
 	fi
 }
 
-nats_address() { echo "127.0.0.1:$ONCEMILL_NATS_PORT"; }
+nats_address() { echo "127.0.0.1:$ONCEMILL_TEST_NATS_PORT"; }
 
-nats_env() { echo "export ONCEMILL_TEST_NATS='nats://127.0.0.1:$ONCEMILL_NATS_PORT'"; }
+nats_env() { echo "export ONCEMILL_TEST_NATS='nats://127.0.0.1:$ONCEMILL_TEST_NATS_PORT'"; }

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # PostgreSQL from Debian. As root it runs as the user postgres, which initdb demands.
 
-postgres_ports() { port ONCEMILL_POSTGRES_PORT 15432; }
+postgres_ports() { port ONCEMILL_TEST_POSTGRES_PORT 15432; }
 
 postgres_install() {
 	[[ -n $(postgres_bin) ]] || need_packages /nonexistent/postgres postgresql
@@ -11,12 +11,12 @@ postgres_install() {
 postgres_start() {
 	local bin data="$DATA_DIR/postgres"
 	bin=$(postgres_bin)
-	need_ports "$ONCEMILL_POSTGRES_PORT"
+	need_ports "$ONCEMILL_TEST_POSTGRES_PORT"
 	local as_postgres=()
 	if [[ $EUID -eq 0 ]]; then
 		as_postgres=(setpriv --reuid=postgres --regid=postgres --init-groups --)
 		"${as_postgres[@]}" test -x "$DATA_DIR" ||
-			fail "the user postgres cannot enter $DATA_DIR: set ONCEMILL_SERVICES_DIR to another folder"
+			fail "the user postgres cannot enter $DATA_DIR: set ONCEMILL_TEST_SERVICES_DIR to another folder"
 	fi
 	if [[ ! -d $data ]]; then
 		rm -rf "$data.new"
@@ -26,7 +26,7 @@ postgres_start() {
 		"${as_postgres[@]}" "$bin/initdb" -D "$data.new" -U oncemill -A trust -E UTF8 --locale=C.UTF-8
 		mv "$data.new" "$data"
 	fi
-	launch postgres "${as_postgres[@]}" "$bin/postgres" -D "$data" -p "$ONCEMILL_POSTGRES_PORT" \
+	launch postgres "${as_postgres[@]}" "$bin/postgres" -D "$data" -p "$ONCEMILL_TEST_POSTGRES_PORT" \
 		-c listen_addresses=127.0.0.1 -c unix_socket_directories= \
 		-c max_connections=300 -c fsync=on -c max_prepared_transactions=50
 	# Crash recovery answers "starting up" until it has replayed the log.
@@ -44,10 +44,10 @@ postgres_stop() {
 	fi
 }
 
-postgres_address() { echo "127.0.0.1:$ONCEMILL_POSTGRES_PORT"; }
+postgres_address() { echo "127.0.0.1:$ONCEMILL_TEST_POSTGRES_PORT"; }
 
 postgres_env() {
-	echo "export ONCEMILL_TEST_POSTGRES='postgres://oncemill@127.0.0.1:$ONCEMILL_POSTGRES_PORT/oncemill?sslmode=disable'"
+	echo "export ONCEMILL_TEST_POSTGRES='postgres://oncemill@127.0.0.1:$ONCEMILL_TEST_POSTGRES_PORT/oncemill?sslmode=disable'"
 }
 
 # postgres_bin prints the folder of the newest installed server, or nothing.
@@ -56,5 +56,5 @@ postgres_bin() {
 }
 
 postgres_sql() {
-	PGCONNECT_TIMEOUT=3 "$(postgres_bin)/psql" -X -q -A -t -h 127.0.0.1 -p "$ONCEMILL_POSTGRES_PORT" -U oncemill -d "$1" -c "$2"
+	PGCONNECT_TIMEOUT=3 "$(postgres_bin)/psql" -X -q -A -t -h 127.0.0.1 -p "$ONCEMILL_TEST_POSTGRES_PORT" -U oncemill -d "$1" -c "$2"
 }

@@ -2,8 +2,8 @@
 # The SMTP sink of internal/testenv: takes every letter, shows it over HTTP.
 
 smtp_ports() {
-	port ONCEMILL_SMTP_PORT 12525
-	port ONCEMILL_SMTP_API_PORT 12526
+	port ONCEMILL_TEST_SMTP_PORT 12525
+	port ONCEMILL_TEST_SMTP_API_PORT 12526
 }
 
 smtp_install() {
@@ -13,9 +13,9 @@ smtp_install() {
 }
 
 smtp_start() {
-	need_ports "$ONCEMILL_SMTP_PORT" "$ONCEMILL_SMTP_API_PORT"
-	launch smtp "$DOWNLOADS/smtpsink" -smtp "127.0.0.1:$ONCEMILL_SMTP_PORT" -http "127.0.0.1:$ONCEMILL_SMTP_API_PORT"
-	await smtp 15 http_ok "$ONCEMILL_SMTP_API_PORT" /healthz
+	need_ports "$ONCEMILL_TEST_SMTP_PORT" "$ONCEMILL_TEST_SMTP_API_PORT"
+	launch smtp "$DOWNLOADS/smtpsink" -smtp "127.0.0.1:$ONCEMILL_TEST_SMTP_PORT" -http "127.0.0.1:$ONCEMILL_TEST_SMTP_API_PORT"
+	await smtp 15 http_ok "$ONCEMILL_TEST_SMTP_API_PORT" /healthz
 }
 
 smtp_stop() {
@@ -26,9 +26,9 @@ smtp_stop() {
 	fi
 }
 
-smtp_address() { echo "127.0.0.1:$ONCEMILL_SMTP_PORT, API $ONCEMILL_SMTP_API_PORT"; }
+smtp_address() { echo "127.0.0.1:$ONCEMILL_TEST_SMTP_PORT, API $ONCEMILL_TEST_SMTP_API_PORT"; }
 
 smtp_env() {
-	echo "export ONCEMILL_TEST_SMTP='127.0.0.1:$ONCEMILL_SMTP_PORT'"
-	echo "export ONCEMILL_TEST_SMTP_API='http://127.0.0.1:$ONCEMILL_SMTP_API_PORT'"
+	echo "export ONCEMILL_TEST_SMTP='127.0.0.1:$ONCEMILL_TEST_SMTP_PORT'"
+	echo "export ONCEMILL_TEST_SMTP_API='http://127.0.0.1:$ONCEMILL_TEST_SMTP_API_PORT'"
 }

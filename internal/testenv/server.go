@@ -144,7 +144,7 @@ func privateEnv(dir string) []string {
 		}
 	}
 	return append(env,
-		"ONCEMILL_SERVICES_DIR="+filepath.Clean(dir),
-		"ONCEMILL_SERVICES_OWNER="+strconv.Itoa(os.Getpid()),
-		"ONCEMILL_PORTS=free")
+		"ONCEMILL_TEST_SERVICES_DIR="+filepath.Clean(dir),
+		"ONCEMILL_TEST_SERVICES_OWNER="+strconv.Itoa(os.Getpid()),
+		"ONCEMILL_TEST_PORTS=free")
 }

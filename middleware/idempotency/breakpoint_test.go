@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/stretchr/testify/require"
 
 	"github.com/oncemill/oncemill/middleware/idempotency"
@@ -75,22 +76,47 @@ func await(t *testing.T, c <-chan struct{}, what string) {
 	}
 }
 
-// death makes an engine die at a point: there, and at every point after it, also in its renewals, nothing goes on until the end of the test, as in a
-// process that was killed. It is for points at which no transaction is open, whose locks a killed process would lose.
-func death(t *testing.T, point idempotency.FaultPoint) (idempotency.Fault, <-chan struct{}) {
-	dead, end := make(chan struct{}), make(chan struct{})
-	t.Cleanup(func() { close(end) })
-	var once sync.Once
-	return func(_ context.Context, at idempotency.FaultPoint) error {
-		if at == point {
-			once.Do(func() { close(dead) })
-		}
-		select {
-		case <-dead:
-			<-end
-			return errBroken
-		default:
-			return nil
-		}
-	}, dead
+// death kills a process at a fault point: there, and at every point after it, also in its renewals, nothing goes on
+// until the end of the test. It is for points at which no transaction is open, whose locks a killed process would lose.
+type death struct {
+	point   idempotency.FaultPoint
+	once    sync.Once
+	reached chan struct{}
+}
+
+// dies delivers a message to an engine of a process of its own, which dies of it at point, and returns when it is dead.
+func (h *harness) dies(t *testing.T, b idempotency.Binding, point idempotency.FaultPoint, msg *message.Message) {
+	t.Helper()
+	d := &death{point: point, reached: make(chan struct{})}
+	s := h.open(t, 0)
+	if b.Scope == "" {
+		b.Scope = scope
+	}
+	b.Topic = topic
+	e, err := idempotency.New(idempotency.Config{Binding: b, Keys: s.Keys(), Parking: s.Parking(), Fault: d.fault, Owner: "dead"})
+	require.NoError(t, err)
+	var process sync.WaitGroup
+	process.Go(func() { _ = e.Process(msg) })
+	t.Cleanup(func() {
+		over, cancel := context.WithCancel(context.Background())
+		cancel()
+		e.Stop()
+		_ = e.Wait(over)
+		process.Wait()
+	})
+	await(t, d.reached, "the process dies")
+}
+
+// fault stays until the engine is cut off, which is when the test ends.
+func (d *death) fault(ctx context.Context, at idempotency.FaultPoint) error {
+	if at == d.point {
+		d.once.Do(func() { close(d.reached) })
+	}
+	select {
+	case <-d.reached:
+		<-ctx.Done()
+		return errBroken
+	default:
+		return nil
+	}
 }

@@ -2,7 +2,6 @@ package idempotency_test
 
 import (
 	"context"
-	"encoding/json"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -72,8 +71,8 @@ func TestF005Zombie(t *testing.T) {
 		heir.acked(t, newMessage("key", "1"))
 		require.Equal(t, 1, heir.events(idempotency.EventTakeover))
 		pause.release()
-		require.NoError(t, one()[0])
 		renewing.release()
+		require.NoError(t, one()[0])
 		require.Equal(t, 1, h.effects(t))
 		record := h.key(t, scope, "key")
 		require.Equal(t, keystore.Completed, record.State)
@@ -151,15 +150,10 @@ func TestUnansweredRenewalIsNoLostLease(t *testing.T) {
 // attempt, and the effect is there soon after the lease.
 func TestF006KilledProcessLeavesItsKey(t *testing.T) {
 	eachStore(t, func(t *testing.T, h *harness) {
-		fault, dead := death(t, idempotency.FaultBeforeCommit) // inside of Record: see below
-		_ = fault
-		_ = dead
 		var outside provider
 		b := idempotency.Binding{Lease: shortLease, Retry: idempotency.Retry{InProcess: 50 * time.Millisecond, Attempts: 1}, External: external(outside.call)}
 		b.External.Unknown = idempotency.UnknownRetry
-		killed, gone := death(t, idempotency.FaultCalled)
-		h.abandon(t, b, killed, newMessage("key", "1"))
-		await(t, gone, "the process dies")
+		h.dies(t, b, idempotency.FaultCalled, newMessage("key", "1"))
 		heir := h.newEngine(t, b, on(h.open(t, 0)))
 		heir.acked(t, redelivered(newMessage("key", "1")))
 		require.Zero(t, heir.events(idempotency.EventDuplicate))
@@ -173,43 +167,14 @@ func TestF006KilledProcessLeavesItsKey(t *testing.T) {
 	})
 }
 
-// abandon delivers a message to an engine that dies of it; its goroutine ends with the test.
-func (h *harness) abandon(t *testing.T, b idempotency.Binding, fault idempotency.Fault, msg *message.Message) {
-	t.Helper()
-	b.Topic = topic
-	if b.Scope == "" {
-		b.Scope = scope
-	}
-	s := h.open(t, 0)
-	e, err := idempotency.New(idempotency.Config{Binding: b, Keys: s.Keys(), Parking: s.Parking(), Fault: fault, Owner: "dead"})
-	require.NoError(t, err)
-	ended := make(chan struct{})
-	go func() { defer close(ended); _ = e.Process(msg) }()
-	t.Cleanup(func() { // runs before the fault lets go: the engine must find itself stopped
-		over, cancel := context.WithCancel(context.Background())
-		cancel()
-		e.Stop()
-		go func() { _ = e.Wait(over) }()
-	})
-}
-
 // The lease of a parked row is lost while its call runs: the key is completed all the same, and whoever has the row finds it so.
 func TestExternalParkedRowIsLost(t *testing.T) {
 	eachStore(t, func(t *testing.T, h *harness) {
 		var outside provider
-		hold := newBreakpoint(t, "record")
 		b := idempotency.Binding{External: external(outside.call)}
-		record := b.External.Record
-		b.External.Record = func(ctx context.Context, tx *idempotency.Tx, msg *message.Message, result json.RawMessage) error {
-			if !h.sqlite() {
-				hold.hit()
-			}
-			return record(ctx, tx, msg, result)
-		}
 		called := newBreakpoint(t, idempotency.FaultCalled)
 		slow := h.newEngine(t, b, withFault(called.fault))
 		other := h.newEngine(t, b, on(h.open(t, 0)))
-		hold.release()
 		require.NoError(t, h.Parking().Park(t.Context(), []parking.Row{{State: parking.Waiting, Scope: scope, Topic: topic, UUID: "u", Key: "key", Payload: []byte("1")}}))
 		row := h.leased(t, scope, time.Millisecond)
 		ran := make(chan error, 1)

@@ -58,10 +58,14 @@ func (r *Relay) judge(o outcome, begin time.Time) Failure {
 	return f
 }
 
+// proofLasts is how long a confirmed message proves that the broker can be reached. With the default backoff a record does
+// not come to MaxAttempts in that time.
+const proofLasts = 10 * time.Minute
+
 // judgeRefusal counts a refusal where the broker confirmed something lately. Without that it may be an outage that the
 // adapter does not mark, and nothing is held against the record.
 func (r *Relay) judgeRefusal(f *Failure, o outcome) {
-	if !r.provenSince(time.Now().Add(-2 * r.cfg.BackoffMax)) {
+	if !r.provenSince(time.Now().Add(-proofLasts)) {
 		f.Uncounted, f.RetryIn = true, r.byAge(o.rec, uncountedBackoff)
 		return
 	}

@@ -257,8 +257,10 @@ func (b *rabbit) Close() error {
 				<-s.done
 			}
 		}
-		b.publish.close()
-		b.consume.close()
+		var links sync.WaitGroup
+		links.Go(b.publish.close)
+		links.Go(b.consume.close)
+		links.Wait()
 		b.work.Wait()
 	})
 	return nil

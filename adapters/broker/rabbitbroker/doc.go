@@ -17,7 +17,8 @@
 //     comes again, marked as redelivered; contexts of the messages end, and a late ack is ignored.
 //   - A drained subscriber's acks have reached the broker when Drain returns: it closes its channel, which the broker answers after them.
 //   - A nack is held for 100 ms, doubled for each further nack of the message up to 5 s, then
-//     requeued. It holds its place among the messages in flight meanwhile.
+//     requeued. It holds its place among the messages in flight meanwhile: as many messages as may be in flight, nacked each
+//     time, keep the others waiting.
 //   - With Subscription.Ordered the queue has one active consumer (x-single-active-consumer), so the whole queue is in order
 //     on one replica. A drain of it gives up the queue only when everything that was handed over is settled.
 //   - A header that is not text (null, bool, table, array, bytes that are no UTF-8) is named in
@@ -36,6 +37,7 @@
 //   - Order without Subscription.Ordered; order within a PublishBatch after a refusal (OrderedBatch is false).
 //   - That a message without a message-id and without Watermill's header has the same UUID when it is delivered again: RabbitMQ gives
 //     it no identity. Its idempotency key must come from elsewhere.
+//   - Messages of a queue that somebody deletes. It is declared again by the next session of its consumer.
 //   - An upper bound of the time until a redelivery.
 //   - That an unconfirmed publish did not happen: when the connection is lost before the confirm, or the context ends, the message
 //     may or may not be there. Publish it again under the same UUID.

@@ -2,6 +2,7 @@ package rabbitbroker_test
 
 import (
 	"context"
+	"net/url"
 	"testing"
 	"time"
 
@@ -86,4 +87,32 @@ func TestPrefetchIsNotInFlight(t *testing.T) {
 	defer cancel()
 	require.NoError(t, sub.Drain(ctx))
 	wantReady(t, server, topic+":g", 0)
+}
+
+// A network that swallows packets holds up neither a drain whose context has ended nor Close for long.
+func TestStopOnDeadNetwork(t *testing.T) {
+	t.Parallel()
+	server := testenv.RabbitMQ(t)
+	u, err := url.Parse(server.URL)
+	require.NoError(t, err)
+	proxy := testenv.Proxy(t, u.Host)
+	u.Host = proxy.Addr
+	b := open(t, config(u.String(), rabbitbroker.Quorum))
+	topic := testenv.Name(t, "dead")
+	declare(t, b, topic, "one", "two")
+	require.NoError(t, b.Publisher().Publish(topic, batch(4)...))
+	drained, msgs := subscribe(t, b, broker.Subscription{Topic: topic, Group: "one"})
+	_, others := subscribe(t, b, broker.Subscription{Topic: topic, Group: "two"})
+	held, other := next(t, msgs), next(t, others)
+
+	proxy.Pause()
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, drained.Drain(ctx), context.DeadlineExceeded)
+	require.Less(t, time.Since(began), 5*time.Second)
+	require.Error(t, held.Context().Err())
+	require.NoError(t, b.Close())
+	require.Less(t, time.Since(began), 15*time.Second)
+	require.Error(t, other.Context().Err())
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/url"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -175,6 +176,33 @@ func TestPoolHeals(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// A channel that cannot be opened costs its publish and nothing else.
+func TestPoolKeepsPlaces(t *testing.T) {
+	t.Parallel()
+	server := testenv.RabbitMQ(t)
+	cfg := config(server.URL+"?channel_max=2", rabbitbroker.Classic)
+	cfg.PublishTimeout = 5 * time.Second
+	b := open(t, cfg)
+	topic := testenv.Name(t, "places")
+	declare(t, b, topic, "g")
+	var failed atomic.Int64
+	for round := 0; failed.Load() < 50; round++ {
+		require.Less(t, round, 100, "two channels were enough for all")
+		var wg sync.WaitGroup
+		for range 40 {
+			wg.Go(func() {
+				if b.Publisher().Publish(topic, newMessage("p")) != nil {
+					failed.Add(1)
+				}
+			})
+		}
+		wg.Wait()
+	}
+	for range 20 {
+		require.NoError(t, b.Publisher().Publish(topic, newMessage("p")))
+	}
 }
 
 // A network that swallows packets ends a publish at its context's deadline, and again at the configured one.

@@ -56,7 +56,7 @@ func (p *publisher) PublishBatch(ctx context.Context, topic string, msgs []*mess
 	for len(batch) > 0 {
 		part := batch[:min(len(batch), chunk)]
 		batch = batch[len(part):]
-		outcomes, err := p.publish(ctx, topic, part)
+		outcomes, err := p.isolate(ctx, topic, part)
 		if err != nil {
 			fail(part, err)
 			fail(batch, err)
@@ -93,6 +93,29 @@ func (p *publisher) prepare(topic string, msgs []*message.Message, errs []error)
 		batch = append(batch, out)
 	}
 	return batch
+}
+
+// isolate publishes a chunk; where the broker refused a message of it, which closes the channel under all, it
+// sends those one by one whose outcome is not known, so that only the refused one fails, for good.
+func (p *publisher) isolate(ctx context.Context, topic string, part []outgoing) ([]error, error) {
+	outcomes, err := p.publish(ctx, topic, part)
+	if err != nil || !slices.ContainsFunc(outcomes, isRefused) {
+		return outcomes, err
+	}
+	for i, outcome := range outcomes {
+		if !isLost(outcome) {
+			continue
+		}
+		alone, err := p.publish(ctx, topic, part[i:i+1])
+		if err == nil {
+			err = alone[0]
+		}
+		if isRefused(err) {
+			err = fmt.Errorf("%w: %w", outbox.ErrUnpublishable, err)
+		}
+		outcomes[i] = err
+	}
+	return outcomes, nil
 }
 
 // result is what became of a chunk: one error for each message, or the error of all.
@@ -229,6 +252,12 @@ func (e *lostError) Unwrap() error { return e.err }
 func isLost(err error) bool {
 	var lost *lostError
 	return errors.As(err, &lost)
+}
+
+// isRefused reports whether the broker closed the channel because of a message: it is larger than max_message_size.
+func isRefused(err error) bool {
+	var refusal *amqp.Error
+	return isLost(err) && errors.As(err, &refusal) && (refusal.Code == amqp.PreconditionFailed || refusal.Code == amqp.ContentTooLarge)
 }
 
 // causeOf returns why ctx ended where err is nothing but its end, else err.

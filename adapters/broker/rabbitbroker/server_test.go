@@ -18,6 +18,7 @@ import (
 	"github.com/oncemill/oncemill/adapters/broker/rabbitbroker"
 	"github.com/oncemill/oncemill/internal/testenv"
 	"github.com/oncemill/oncemill/middleware/envelope"
+	"github.com/oncemill/oncemill/middleware/outbox"
 )
 
 // ctl runs rabbitmqctl against a private server, whose folder the API tells.
@@ -36,7 +37,7 @@ func ctl(t *testing.T, server *testenv.Server, args ...string) {
 	})
 	folder, _, found := strings.Cut(nodes[0].DB, "/mnesia/")
 	require.True(t, found, "the node's folder: %q", nodes[0].DB)
-	port, err := os.ReadFile(filepath.Join(filepath.Dir(folder), "ports", "rabbitmq.ONCEMILL_RABBITMQ_EPMD_PORT"))
+	port, err := os.ReadFile(filepath.Join(filepath.Dir(folder), "ports", "rabbitmq.ONCEMILL_TEST_RABBITMQ_EPMD_PORT"))
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -55,6 +56,7 @@ func TestPrivateServer(t *testing.T) {
 	server := testenv.Private(t, "rabbitmq")
 	t.Run("F046BrokerRestart", func(t *testing.T) { testBrokerRestart(t, server) })
 	t.Run("F065ConsumerTimeout", func(t *testing.T) { testConsumerTimeout(t, server) })
+	t.Run("BrokersSizeLimit", func(t *testing.T) { testSizeLimit(t, server) })
 	t.Run("MemoryAlarm", func(t *testing.T) { testMemoryAlarm(t, server) })
 }
 
@@ -193,6 +195,38 @@ func testConsumerTimeout(t *testing.T, server *testenv.Server) {
 	require.Equal(t, "next", string(last.Payload))
 	require.True(t, last.Ack())
 	require.NoError(t, sub.Consuming())
+}
+
+// A message above the broker's own limit is refused for good; its neighbours arrive.
+func testSizeLimit(t *testing.T, server *testenv.Server) {
+	ctl(t, server, "eval", "application:set_env(rabbit, max_message_size, 100000).")
+	b := open(t, config(server.Address, rabbitbroker.Quorum))
+	topic := testenv.Name(t, "size")
+	declare(t, b, topic, "g")
+	msgs := batch(5)
+	msgs[2].Payload = make([]byte, 200_000)
+	errs := b.Publisher().PublishBatch(t.Context(), topic, msgs)
+	seen := map[string]bool{}
+	for i, err := range errs {
+		if i == 2 {
+			require.ErrorIs(t, err, outbox.ErrUnpublishable)
+			require.ErrorContains(t, err, "larger")
+			continue
+		}
+		require.NoError(t, err)
+		seen[msgs[i].UUID] = false
+	}
+	require.ErrorIs(t, b.Publisher().Publish(topic, msgs[2]), outbox.ErrUnpublishable)
+	_, got := subscribe(t, b, broker.Subscription{Topic: topic, Group: "g"})
+	for missing := len(seen); missing > 0; {
+		msg := next(t, got)
+		require.Contains(t, seen, msg.UUID)
+		if !seen[msg.UUID] {
+			seen[msg.UUID] = true
+			missing--
+		}
+		require.True(t, msg.Ack())
+	}
 }
 
 // Under a memory alarm publishing waits no longer than its context, says why, and goes on after it; acks are not held back.

@@ -16,6 +16,8 @@ import (
 	"github.com/oncemill/oncemill/middleware/outbox"
 )
 
+var errNobody = errors.New("not yet")
+
 func claimOf(key string) keystore.Claim {
 	return keystore.Claim{ID: keystore.ID{Scope: "s", Key: key}, Fingerprint: "payload:1:x"}
 }
@@ -173,7 +175,7 @@ func committing(t *testing.T, s *pgstore.Store) error {
 	var n int
 	require.NoError(t, s.DB().Get(&n, `SELECT count(*) FROM pg_stat_activity WHERE query ILIKE 'commit' AND wait_event = 'PgSleep' AND application_name = current_setting('application_name')`))
 	if n == 0 {
-		return errors.New("nobody commits")
+		return errNobody
 	}
 	return nil
 }

@@ -71,14 +71,15 @@ func failedUncountedHoldsBack(t *testing.T, h Harness) {
 }
 
 func holdsBack(t *testing.T, h Harness, f outbox.Failure) {
-	f.RetryIn = 500 * time.Millisecond
+	f.RetryIn = long
 	h.commit(t, ordered("t", "k", 0, 1)...)
 	h.commit(t, ordered("other", "k", 1, 1)...) // another topic, the same order
 	h.commit(t, ordered("t", "k", 2, 1)...)
 	h.commit(t, ordered("t", "j", 0, 2)...)
 	h.commit(t, plain("t", "p", 5)...)
 	owned := lanes(t, h.Source, "me", long)
-	h.fail(t, find(t, fetch(t, h.Source, owned, 100), "k-001"), f)
+	failed := find(t, fetch(t, h.Source, owned, 100), "k-001")
+	h.fail(t, failed, f)
 	s, err := h.Source.Status(t.Context())
 	require.NoError(t, err)
 	require.Zero(t, s.Delayed, "it waits for its next attempt, not for its time")
@@ -90,7 +91,8 @@ func holdsBack(t *testing.T, h Harness, f outbox.Failure) {
 	require.Subset(t, got, []string{"j-000", "j-001", "p-000", "p-004"})
 	require.Len(t, got, 8)
 
-	h.elapse(500 * time.Millisecond)
+	f.RetryIn = 0
+	h.fail(t, failed, f)
 	h.again(t, owned, "k-001")
 	var ofKey []string
 	for _, r := range fetch(t, h.Source, owned, 100) {

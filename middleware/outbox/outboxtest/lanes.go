@@ -94,11 +94,13 @@ func lanesSharedByThree(t *testing.T, h Harness) {
 }
 
 func lanesTakenOver(t *testing.T, h Harness) {
-	first := tokens(lanes(t, h.Source, "dead", short))
+	first := tokens(lanes(t, h.Source, "dead", long))
 	other := h.Reopen(t)
 	got, err := other.AcquireLanes(t.Context(), "b", long)
 	require.NoError(t, err)
 	require.Empty(t, got, "a lease that runs is respected")
+	require.NoError(t, other.ReleaseLanes(t.Context(), "b"))
+	require.Equal(t, first, tokens(lanes(t, h.Source, "dead", short)))
 	h.elapse(short)
 	eventually(t, func() error {
 		got, err = other.AcquireLanes(t.Context(), "b", long)

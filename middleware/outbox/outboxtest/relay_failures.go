@@ -176,7 +176,7 @@ func outage(t *testing.T, h Harness, upBefore bool, fail error) *tally {
 	eventually(t, func() error {
 		mu.Lock()
 		defer mu.Unlock()
-		if batches < 100 {
+		if batches < 40 {
 			return fmt.Errorf("%d batches", batches)
 		}
 		return nil

@@ -25,6 +25,9 @@ var relayFaultTests = []test{
 	{"MarkIsTriedAgain", faultMarkAgain},
 }
 
+// crashLease is the lease of relays that die: the next one waits for it.
+const crashLease = time.Second
+
 var errKilled = errors.New("killed")
 
 // crash runs a relay that dies at the given point, the first time that it gets there after skip times.
@@ -57,7 +60,7 @@ func faultKilledBeforeMarking(t *testing.T, h Harness) {
 	for i := range kills {
 		owner := fmt.Sprint("relay-", i)
 		cfg := config(t, h.Source, &publisher{broker: b, relay: owner}, owner)
-		cfg.Lease, cfg.Batch = short, batch
+		cfg.Lease, cfg.Batch = crashLease, batch
 		crash(t, cfg, "published-before-marked", i%3)
 		s, err := h.Source.Status(t.Context())
 		require.NoError(t, err)
@@ -81,7 +84,7 @@ func faultKilledAfterReading(t *testing.T, h Harness) {
 	h.commit(t, plain("t", "p", 20)...)
 	b := &broker{}
 	cfg := config(t, h.Source, &publisher{broker: b}, "dead")
-	cfg.Lease, cfg.Workers = short, 1
+	cfg.Lease, cfg.Workers = crashLease, 1
 	crash(t, cfg, "outbox-read", 0)
 	require.Empty(t, b.taken())
 	start(t, config(t, h.Source, &publisher{broker: b}, "next"))
@@ -93,7 +96,7 @@ func faultKilledAfterMarking(t *testing.T, h Harness) {
 	h.commit(t, plain("t", "p", 20)...)
 	b := &broker{}
 	cfg := config(t, h.Source, &publisher{broker: b}, "dead")
-	cfg.Lease, cfg.Workers = short, 1
+	cfg.Lease, cfg.Workers = crashLease, 1
 	crash(t, cfg, "marked", 0)
 	require.NotEmpty(t, b.taken())
 	start(t, config(t, h.Source, &publisher{broker: b}, "next"))

@@ -41,7 +41,7 @@ func faultDead(t *testing.T, h Harness) {
 }
 
 func faultLongRun(t *testing.T, h Harness) {
-	const d = time.Second
+	const d = 3 * time.Second
 	park(t, h.Store, row("a"))
 	entered, release := make(chan string, 10), make(chan struct{})
 	cfg := config(t, h.Store, blocked(h, entered, release))
@@ -50,7 +50,7 @@ func faultLongRun(t *testing.T, h Harness) {
 	receive(t, entered)
 	rival := &ran{}
 	start(t, config(t, h.Reopen(t), h.settling(rival)))
-	time.Sleep(3 * d) // real time: the feeder has to keep up with it
+	time.Sleep(2 * d) // real time: the feeder has to keep up with it
 	require.Empty(t, rival.all(), "the lease is extended while the row runs")
 	close(release)
 	gone(t, h.Store)

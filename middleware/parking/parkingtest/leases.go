@@ -45,9 +45,9 @@ func leaseOver(t *testing.T, h Harness) {
 
 func leaseExtended(t *testing.T, h Harness) {
 	park(t, h.Store, row("a"))
-	const d = 2 * time.Second
+	const d = 4 * time.Second
 	l := lease(t, h.Store, 10, d)[0]
-	for range 6 {
+	for range 4 {
 		h.elapse(d / 3)
 		require.NoError(t, h.Store.Extend(t.Context(), l.Lease, d))
 		require.Empty(t, lease(t, h.Store, 10, long))
