@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"sync/atomic"
@@ -107,7 +108,9 @@ func (a *App) stop(force <-chan struct{}, consumers []*consumer) error {
 
 // newRouter makes the router with all consumers; nothing is consumed yet.
 func (a *App) newRouter(consumers []*consumer) (*message.Router, error) {
-	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: a.closing()}, watermill.NewSlogLogger(a.log))
+	// The router calls it an error when a message is handed back. What went wrong is logged by those who know why.
+	logger := watermill.NewSlogLoggerWithLevelMapping(a.log, map[slog.Level]slog.Level{slog.LevelInfo: slog.LevelDebug, slog.LevelError: slog.LevelDebug})
+	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: a.closing()}, logger)
 	if err != nil {
 		return nil, fmt.Errorf("make the router: %w", err)
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"slices"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -118,6 +120,8 @@ func (b Binding) validate() error {
 		return errors.New("idempotency: binding " + b.Scope + " has two kinds of handler")
 	case b.External != nil && b.External.Call == nil:
 		return errors.New("idempotency: binding " + b.Scope + ": the external handler has no Call")
+	case b.External != nil && !slices.Contains([]UnknownPolicy{"", UnknownPark, UnknownRetry, UnknownProbe}, b.External.Unknown):
+		return fmt.Errorf("idempotency: binding %s: unknown_outcome %q is none of \"park\", \"retry\", \"probe\"", b.Scope, b.External.Unknown)
 	case b.External != nil && b.External.Unknown == UnknownProbe && b.External.Probe == nil:
 		return errors.New("idempotency: binding " + b.Scope + ": unknown_outcome is probe, but the handler has no Probe")
 	}

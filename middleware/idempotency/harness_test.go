@@ -25,7 +25,11 @@ import (
 	"github.com/oncemill/oncemill/middleware/parking"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m,
+		// Watermill's Deduplicator never ends this one.
+		goleak.IgnoreAnyFunction("github.com/ThreeDotsLabs/watermill/message/router/middleware.(*mapExpiringKeyRepository).cleanOutLoop"))
+}
 
 const (
 	scope = "svc/pay"

@@ -146,11 +146,14 @@ func (e *Engine) classify(err error) failure {
 // classifyHandler gives an error of a handler its class.
 func classifyHandler(err error) failure {
 	var (
+		unknown interface{ OutcomeUnknown() }
 		lasting interface{ Permanent() string }
 		later   interface{ RetryAfter() time.Duration }
 		panics  *panicError
 	)
 	switch {
+	case errors.As(err, &unknown): // whatever else it says, it does not know it
+		return failure{class: transient, reason: "outcome-unknown", err: err}
 	case errors.As(err, &lasting):
 		return failure{class: permanent, reason: cmp.Or(lasting.Permanent(), "permanent"), err: err}
 	case errors.As(err, &panics):

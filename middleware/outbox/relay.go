@@ -37,7 +37,7 @@ type RelayConfig struct {
 	MaxPayload int
 	// PublishTimeout bounds one call of the publisher. Defaults to 15s.
 	PublishTimeout time.Duration
-	// StopTimeout bounds how long a stop waits for what is being published. Defaults to 10s.
+	// StopTimeout bounds how long a stop waits for what is being published, and then for the release of its lanes. Defaults to 10s.
 	StopTimeout time.Duration
 
 	// MaxAttempts is after how many refusals a record is set aside. Outages and unroutable messages do not
@@ -88,8 +88,8 @@ type Relay struct {
 	// proof is when the broker last confirmed something, as nanoseconds of the monotonic clock since born; 0 is never.
 	proof atomic.Int64
 	born  time.Time
-	// down and away are true while the broker or the source is known to be unavailable, so that it is logged once.
-	down, away atomic.Bool
+	// down is true while the broker is known to be unavailable, so that it is logged once.
+	down atomic.Bool
 	// quiet keeps the log short.
 	quiet quiet
 }

@@ -20,7 +20,7 @@ type outcome struct {
 }
 
 // round reads, publishes and marks up to limit records of one lane. No new wave begins once stop is done.
-func (r *Relay) round(stop <-chan struct{}, work context.Context, h *held, l *lanes, limit int) result {
+func (r *Relay) round(work context.Context, stop <-chan struct{}, h *held, l *lanes, limit int) result {
 	res := result{lane: h.Number, limit: limit}
 	begin := time.Now()
 	records, err := r.cfg.Source.Fetch(h.ctx, h.Lane, limit)
@@ -29,16 +29,13 @@ func (r *Relay) round(stop <-chan struct{}, work context.Context, h *held, l *la
 		res.pause = !errors.Is(err, ErrLaneLost)
 		return res
 	}
-	if r.away.CompareAndSwap(true, false) {
-		r.cfg.Logger.Info("outbox can be reached again")
-	}
 	if len(records) == 0 {
 		return res
 	}
 	if res.crash = r.fault(h.ctx, "outbox-read"); res.crash != nil {
 		return res
 	}
-	outcomes := r.publish(stop, h.ctx, records)
+	outcomes := r.publish(h.ctx, stop, records)
 	if work.Err() != nil && context.Cause(work) != errStopped {
 		return res // another lane's fault point fired: this process is dead
 	}
@@ -81,7 +78,7 @@ func (r *Relay) sourceFailed(h *held, l *lanes, doing string, err error) {
 
 // publish publishes records wave by wave and returns the outcomes that are known. Records behind a failed one of
 // their ordering key are left alone: they have no outcome.
-func (r *Relay) publish(stop <-chan struct{}, ctx context.Context, records []Record) []outcome {
+func (r *Relay) publish(ctx context.Context, stop <-chan struct{}, records []Record) []outcome {
 	var known []outcome
 	failed := map[string]bool{}
 	for i, wave := range plan(records, r.cfg.OrderedBatch) {

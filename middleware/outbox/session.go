@@ -74,7 +74,7 @@ func (s *session) close() {
 	if s.crashed != nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.work), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.work), min(s.r.cfg.StopTimeout, 5*time.Second))
 	defer cancel()
 	if err := s.r.cfg.Source.ReleaseLanes(ctx, s.r.cfg.Owner); err != nil {
 		s.r.cfg.Logger.Warn("outbox relay could not release its lanes; others take them when the lease is over",
@@ -137,7 +137,7 @@ func (s *session) start(stop <-chan struct{}) time.Duration {
 		limit := share(s.budget, min(workers, len(due)-i))
 		s.busy++
 		s.budget -= limit
-		go func() { s.finished <- s.r.round(stop, s.work, h, s.lanes, limit) }()
+		go func() { s.finished <- s.r.round(s.work, stop, h, s.lanes, limit) }()
 	}
 	return wait
 }

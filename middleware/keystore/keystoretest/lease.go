@@ -2,7 +2,7 @@ package keystoretest
 
 import (
 	"fmt"
-	"sync/atomic"
+	"sync"
 	"testing"
 	"time"
 
@@ -16,6 +16,8 @@ var leaseTests = []test{
 	{"Acquire", leaseAcquire},
 	{"SameOwnerAsksAgain", leaseSameOwner},
 	{"OneOfTwentyRivals", leaseRivals},
+	{"RivalsForALeaseThatIsOver", leaseRivalsOver},
+	{"RivalsForARedrivenFailure", leaseRivalsRedriven},
 	{"AnswersAsAClaimDoes", leaseVerdicts},
 	{"SeveralInOneCall", leaseSeveral},
 	{"CompleteKeepsTheResult", leaseComplete},
@@ -81,29 +83,45 @@ func leaseSameOwner(t *testing.T, h Harness) {
 }
 
 func leaseRivals(t *testing.T, h Harness) {
-	var fresh, busy atomic.Int64
+	got := h.rivals(t, claim("a"), claim("b"))
+	require.Equal(t, map[keystore.Outcome]int{keystore.Fresh: 2, keystore.Busy: 38}, got)
+}
+
+func leaseRivalsOver(t *testing.T, h Harness) {
+	acquire(t, h.Store, "dead", claim("a"), time.Millisecond)
+	h.elapse(20 * time.Millisecond)
+	got := h.rivals(t, claim("a"))
+	require.Equal(t, map[keystore.Outcome]int{keystore.TakenOver: 1, keystore.Busy: 19}, got)
+}
+
+func leaseRivalsRedriven(t *testing.T, h Harness) {
+	l := redriven(t, h, "a")
+	c := claim("a")
+	c.Redriven, c.Parked = true, &l.Lease
+	got := h.rivals(t, c)
+	require.Equal(t, map[keystore.Outcome]int{keystore.Fresh: 1, keystore.Busy: 19}, got)
+}
+
+// rivals lets twenty owners acquire the claims at once and counts the outcomes.
+func (h Harness) rivals(t *testing.T, claims ...keystore.Claim) map[keystore.Outcome]int {
+	t.Helper()
+	var mu sync.Mutex
+	outcomes := map[keystore.Outcome]int{}
 	h.race(t, 20, func(i int, s keystore.Store) error {
 		for {
-			verdicts, err := s.Acquire(t.Context(), fmt.Sprint("owner-", i), []keystore.Claim{claim("a"), claim("b")}, long)
+			verdicts, err := s.Acquire(t.Context(), fmt.Sprint("owner-", i), claims, long)
 			if err != nil && s.Classify(err) == keystore.FaultContention {
 				continue
 			}
-			if err != nil {
-				return err
-			}
+			mu.Lock()
+			defer mu.Unlock()
 			for _, v := range verdicts {
-				switch v.Outcome {
-				case keystore.Fresh:
-					fresh.Add(1)
-				case keystore.Busy:
-					busy.Add(1)
-				}
+				outcomes[v.Outcome]++
 			}
-			return nil
+			return err
 		}
 	})
-	require.EqualValues(t, 2, fresh.Load())
-	require.EqualValues(t, 38, busy.Load())
+	return outcomes
 }
 
 func leaseVerdicts(t *testing.T, h Harness) {

@@ -1,0 +1,240 @@
+package app
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/oncemill/oncemill/adapters/broker"
+	"github.com/oncemill/oncemill/config"
+	"github.com/oncemill/oncemill/handlers"
+	"github.com/oncemill/oncemill/internal/testenv"
+	"github.com/oncemill/oncemill/middleware/envelope"
+	"github.com/oncemill/oncemill/middleware/idempotency"
+	"github.com/oncemill/oncemill/middleware/keystore"
+)
+
+var update = flag.Bool("update", false, "write the generated files")
+
+// docs/guarantees.md says what "oncemill guarantees" says, for every broker and database that is linked in. It is made of what the opened
+// adapters say of themselves, so this test needs all servers.
+func TestGuaranteesAreDocumented(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join("..", "docs", "guarantees.md")
+	text := guaranteesPage(t)
+	if *update {
+		require.NoError(t, os.WriteFile(file, []byte(text), 0o644))
+	}
+	content, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.Equal(t, text, string(content), "run: go test ./app -run TestGuaranteesAreDocumented -update")
+}
+
+// configured is an adapter with its defaults and the least that it needs.
+type configured struct {
+	name     string
+	delivery broker.Capabilities
+	keys     keystore.Capabilities
+}
+
+func openedBrokers(t *testing.T) []configured {
+	topic := testenv.Name(t, "guarantee")
+	settings := map[string][]string{
+		"embedded": nil,
+		"rabbitmq": {"BROKERS__RABBITMQ__URL=" + testenv.RabbitMQ(t).URL},
+		"kafka":    {"BROKERS__KAFKA__BROKERS=" + strings.Join(testenv.Kafka(t), ",")},
+		"nats":     {"BROKERS__NATS__URL=" + testenv.NATS(t)},
+	}
+	var all []configured
+	for _, f := range Builtin().Brokers {
+		env, known := settings[f.Name]
+		require.True(t, known, "broker %s is new: say here how to open it", f.Name)
+		a := newConsole(t, Builtin(), append(env, "BROKER="+f.Name)...).app()
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		require.NoError(t, a.openBroker(ctx))
+		if f.Name == "kafka" { // it says nothing about topics that it has not seen
+			require.NoError(t, a.broker.Declare(ctx, topic, nil))
+		}
+		caps := a.broker.Capabilities()
+		for i, caveat := range caps.Caveats {
+			caps.Caveats[i] = strings.ReplaceAll(caveat, topic, "TOPIC")
+		}
+		all = append(all, configured{name: f.Name, delivery: caps})
+		cancel()
+		require.NoError(t, a.Close())
+	}
+	return all
+}
+
+func openedStores(t *testing.T) []configured {
+	settings := map[string][]string{"sqlite": nil, "postgres": {"DATABASES__POSTGRES__DSN=" + testenv.Postgres(t).DSN}}
+	var all []configured
+	for _, f := range Builtin().Stores {
+		env, known := settings[f.Name]
+		require.True(t, known, "database %s is new: say here how to open it", f.Name)
+		newConsole(t, Builtin(), append(env, "DATABASE="+f.Name)...).inside(func(_ context.Context, a *App) {
+			all = append(all, configured{name: f.Name, keys: a.store.Keys().Capabilities()})
+		})
+	}
+	return all
+}
+
+// page is a document in the making.
+type page struct{ strings.Builder }
+
+func (p *page) say(format string, args ...any) { fmt.Fprintf(p, format+"\n", args...) }
+
+func (p *page) row(cells ...string) { p.say("| %s |", strings.Join(cells, " | ")) }
+
+func (p *page) head(cells ...string) {
+	p.row(cells...)
+	p.say("|%s", strings.Repeat("---|", len(cells)))
+}
+
+func guaranteesPage(t *testing.T) string {
+	t.Helper()
+	brokers, stores := openedBrokers(t), openedStores(t)
+	p := &page{}
+	p.say("# Guarantees\n")
+	p.say("Generated from what the adapters and plugins say of themselves; do not edit. `oncemill guarantees` prints the same for a running configuration, binding by")
+	p.say("binding, with its reasons and with what could break it, and `oncemill run` refuses to start what cannot hold.\n")
+	p.say("Values are those of default configurations, on servers that run on one machine each.\n")
+	p.transactional(brokers, stores)
+	p.externals()
+	p.brokers(brokers)
+	p.stores(stores)
+	p.plugins()
+	p.keySources()
+	p.reasons(t)
+	return p.String()
+}
+
+func (p *page) transactional(brokers, stores []configured) {
+	p.say("## Transactional handlers\n")
+	p.say("The rows show what holds for a handler that does its work in its transaction. \"Kept\" is how long a key is kept where nobody configures")
+	p.say("it: %s, or as long as the broker may deliver a message again.\n", config.Duration(defaultRetention))
+	p.head("broker", "database", "promise", "kept", "unless")
+	for _, b := range brokers {
+		for _, s := range stores {
+			g := ground{broker: b.name, database: s.name, delivery: b.delivery, keys: s.keys}
+			one := g.promise(binding{name: "handler", missing: envelope.MissingReject, engine: idempotency.Binding{Retention: defaultRetention}})
+			unless := slices.DeleteFunc(slices.Clone(one.Breaks), func(text string) bool {
+				return slices.ContainsFunc(slices.Concat(b.delivery.Caveats, s.keys.Caveats), func(c string) bool { return strings.HasPrefix(c, text) })
+			})
+			p.row("`"+b.name+"`", "`"+s.name+"`", or(strings.Join(one.Refused, "; "), one.Holds), one.Retention, strings.Join(unless, "; "))
+		}
+	}
+	p.say("\nWhat weakens a broker or a database further stands below.\n")
+}
+
+func (p *page) externals() {
+	p.say("## External handlers\n")
+	p.say("An outside effect cannot be rolled back. `bindings.X.unknown_outcome` says what becomes of a call whose outcome is not known; the rows and messages that follow")
+	p.say("from a call commit exactly once, with the key, on every broker and database.\n")
+	p.head("unknown_outcome", "promise", "unless")
+	for _, policy := range []idempotency.UnknownPolicy{idempotency.UnknownPark, idempotency.UnknownRetry, idempotency.UnknownProbe} {
+		one := Promise{}
+		one.external(binding{engine: idempotency.Binding{External: &idempotency.External{Unknown: policy}}})
+		p.row("`"+string(policy)+"`", one.Holds, or(strings.Join(one.Breaks, "; "), "-"))
+	}
+	p.say("")
+}
+
+func (p *page) brokers(brokers []configured) {
+	p.say("## Brokers\n")
+	p.head("broker", "longest redelivery", "because", "order of an ordering key, with `ordered: true`", "own window for double sends")
+	for _, b := range brokers {
+		c := b.delivery
+		longest, order, own := "no bound", "not over replicas", "none"
+		if c.LongestRedelivery > 0 {
+			longest = config.Duration(c.LongestRedelivery).String()
+		}
+		if c.Ordering == broker.OrderByKey {
+			order = "over all replicas"
+		}
+		if c.DedupeWindow > 0 {
+			own = config.Duration(c.DedupeWindow).String()
+		}
+		p.row("`"+b.name+"`", longest, c.RedeliveryReason, order, own)
+	}
+	p.say("")
+	for _, b := range brokers {
+		p.caveats(b.name, b.delivery.Caveats)
+	}
+	p.say("")
+}
+
+func (p *page) caveats(name string, caveats []string) {
+	for _, caveat := range caveats {
+		p.say("- `%s`: %s.", name, strings.TrimSuffix(caveat, "."))
+	}
+}
+
+func (p *page) stores(stores []configured) {
+	p.say("## Databases\n")
+	p.head("database", "key and effect in one transaction", "survives a crash of the machine", "writers at once")
+	for _, s := range stores {
+		writers := "no bound"
+		if s.keys.Writers > 0 {
+			writers = fmt.Sprint(s.keys.Writers)
+		}
+		p.row("`"+s.name+"`", yes(s.keys.Transactional), yes(s.keys.Durable), writers)
+	}
+	p.say("")
+	for _, s := range stores {
+		p.caveats(s.name, s.keys.Caveats)
+	}
+	p.say("")
+}
+
+func yes(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}
+
+func (p *page) plugins() {
+	p.say("## Built-in handlers\n")
+	p.head("binding", "topic", "kind", "keys are kept for at least")
+	var texts []string
+	for _, plugin := range Builtin().Plugins {
+		bindings := handlers.NewBindings(plugin.Name)
+		if err := plugin.Open(func(any) error { return nil }, bindings); err != nil {
+			panic(err) // defaults are good
+		}
+		for _, b := range bindings.List() {
+			kind := "transactional"
+			if b.External != nil {
+				kind = "external"
+			}
+			p.row("`"+b.Name+"`", "`"+b.Topic+"`", kind, config.Duration(or(plugin.Retention, defaultRetention)).String())
+		}
+		texts = append(texts, fmt.Sprintf("- **%s**: %s", plugin.Name, strings.Join(strings.Fields(plugin.Guarantee), " ")))
+	}
+	p.say("\n%s\n", strings.Join(texts, "\n"))
+}
+
+func (p *page) keySources() {
+	p.say("## Keys\n")
+	p.say("`bindings.X.key` says where the key comes from. Some sources weaken the promise:\n")
+	for _, spec := range []string{"position", "kafka-record-key", "amqp-message-id", "nats-msg-id", "sqs-deduplication-id"} {
+		p.say("- `%s`: %s", spec, envelope.KeySourceCaveat(spec))
+	}
+	p.say("\n`bindings.X.missing_key` says what becomes of a message without a key:\n")
+	p.say("- `reject`: it becomes a dead letter.")
+	for _, missing := range []envelope.MissingKey{envelope.MissingDerive, envelope.MissingPass} {
+		one := Promise{}
+		one.keys(binding{missing: missing})
+		p.say("- `%s`: %s.", missing, strings.Join(one.Breaks, "; "))
+	}
+	p.say("")
+}
