@@ -271,27 +271,29 @@ func (c *cli) eachDead(ctx context.Context, s *selection, args []string, dry boo
 			return nil
 		}
 		n, refused := 0, 0
+		defer func() { fmt.Fprintf(c.out, "%d %s, %d refused\n", n, done, refused) }()
 		for i, id := range ids {
 			if i > 0 && rate > 0 {
 				sleep(ctx, time.Duration(float64(time.Second)/rate))
 			}
-			if ctx.Err() != nil {
-				fmt.Fprintf(c.out, "%d %s, %d refused\n", n, done, refused)
-				return fmt.Errorf("interrupted with %d left: run it again to go on", len(ids)-i)
+			err := ctx.Err()
+			if err == nil {
+				// What has begun is ended: an interruption must not leave it open whether this one was done.
+				err = act(context.WithoutCancel(ctx), a, id)
 			}
 			var refusal *parking.Refusal
-			switch err := act(ctx, a, id); {
+			switch {
 			case err == nil:
 				n++
+			case ctx.Err() != nil:
+				return fmt.Errorf("interrupted with %d left: run it again to go on", len(ids)-i)
 			case errors.As(err, &refusal):
 				refused++
 				fmt.Fprintf(c.errs, "%d: refused: %s\n", id, oneLine(refusal.Error()))
 			default:
-				fmt.Fprintf(c.out, "%d %s, %d refused\n", n, done, refused)
 				return refusedOr(fmt.Errorf("dead letter %d: %w", id, err))
 			}
 		}
-		fmt.Fprintf(c.out, "%d %s, %d refused\n", n, done, refused)
 		if refused > 0 && n == 0 {
 			return withCode(ExitRefused, errors.New("nothing was done"))
 		}

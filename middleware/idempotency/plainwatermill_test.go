@@ -30,8 +30,7 @@ func (h *harness) overSQL(t *testing.T, ackDeadline time.Duration) message.Subsc
 		ConsumerGroup: "group", SchemaAdapter: watermillsql.DefaultPostgreSQLSchema{}, OffsetsAdapter: watermillsql.DefaultPostgreSQLOffsetsAdapter{},
 		InitializeSchema: true, AckDeadline: &ackDeadline, PollInterval: 20 * time.Millisecond, ResendInterval: 10 * time.Millisecond, RetryInterval: 10 * time.Millisecond,
 	}, watermill.NopLogger{})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, sub.Close()) })
+	require.NoError(t, err) // the router closes it
 	require.NoError(t, sub.SubscribeInitialize(topic))
 	pub, err := watermillsql.NewPublisher(db, watermillsql.PublisherConfig{SchemaAdapter: watermillsql.DefaultPostgreSQLSchema{}}, watermill.NopLogger{})
 	require.NoError(t, err)

@@ -3,6 +3,7 @@ package idempotency_test
 import (
 	"context"
 	"fmt"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -188,7 +189,7 @@ func (h *harness) process(t *testing.T, pending map[string]*message.Message, lim
 	var all sync.WaitGroup
 	over, cut := context.WithCancel(context.Background())
 	defer cut()
-	for key, msg := range pending {
+	for key, msg := range maps.Clone(pending) {
 		if again {
 			msg = redelivered(msg)
 		}

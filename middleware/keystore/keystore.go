@@ -51,6 +51,10 @@ type Claim struct {
 	// Redriven lets the claim replace a failed key of the same fingerprint when it commits; until
 	// then the key stays failed.
 	Redriven bool
+	// Retention and Owner, where given, are what the completion is expected to bring. A store may then write the key at the claim
+	// as it will most likely be, and write less when it commits. They promise nothing.
+	Retention time.Duration
+	Owner     string
 }
 
 // Outcome is the store's answer to a claim.

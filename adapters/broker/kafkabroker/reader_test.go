@@ -25,8 +25,20 @@ func newTopic(t testing.TB, partitions int32, config map[string]string) string {
 	for name, value := range config {
 		entries[name] = &value
 	}
-	require.NoError(t, admin(t).CreateTopic(topic, &sarama.TopicDetail{NumPartitions: partitions, ReplicationFactor: 1, ConfigEntries: entries}, false))
+	a := admin(t)
+	require.NoError(t, a.CreateTopic(topic, &sarama.TopicDetail{NumPartitions: partitions, ReplicationFactor: 1, ConfigEntries: entries}, false))
 	t.Cleanup(func() { removeTopic(t, topic) })
+	// The controller answers before the brokers have heard of the topic.
+	testenv.Eventually(t, 30*time.Second, func() error {
+		described, err := a.DescribeTopics([]string{topic})
+		if err != nil {
+			return err
+		}
+		if described[0].Err != sarama.ErrNoError || len(described[0].Partitions) != int(partitions) {
+			return described[0].Err
+		}
+		return nil
+	})
 	return topic
 }
 

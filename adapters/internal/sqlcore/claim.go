@@ -26,6 +26,8 @@ type term struct {
 // held is a key that a transaction has claimed.
 type held struct {
 	fresh bool // the row was inserted here; else it is a failure or a lease that is over, and stays unless it is replaced
+	claim keystore.Claim
+	at    time.Time // of this process, to see how long ago the claim was
 }
 
 // claimer claims keys in one session.
@@ -125,9 +127,11 @@ func (c *claimer) take(ctx context.Context, open []int) (missing []int, err erro
 	return missing, nil
 }
 
-const insertTransactional = `WITH v(scope, idempotency_key, fingerprint, ord) AS ({rows})
-INSERT INTO processed_events (scope, idempotency_key, fingerprint, status, processed_at)
-SELECT v.scope, v.idempotency_key, v.fingerprint, 'in_progress', {now} FROM v WHERE true ORDER BY v.ord
+// A transactional claim writes the key as its completion is expected to leave it: nobody sees the row before the commit, and the
+// commit mends what came otherwise.
+const insertTransactional = `WITH v(scope, idempotency_key, fingerprint, expires, owner, ord) AS ({rows})
+INSERT INTO processed_events (scope, idempotency_key, fingerprint, status, processed_at, expires_at, owner)
+SELECT v.scope, v.idempotency_key, v.fingerprint, 'completed', {now}, {at v.expires}, v.owner FROM v WHERE true ORDER BY v.ord
 ON CONFLICT DO NOTHING RETURNING scope, idempotency_key, token`
 
 const insertLeased = `WITH v(scope, idempotency_key, fingerprint, token, owner, lease, ord) AS ({rows})
@@ -136,7 +140,7 @@ SELECT v.scope, v.idempotency_key, v.fingerprint, 'in_progress', v.token, v.owne
 ON CONFLICT DO NOTHING RETURNING scope, idempotency_key, token`
 
 func (c *claimer) insert(open []int) *Stmt {
-	s := &Stmt{Query: insertTransactional, Set: &Set{Types: []string{"text", "text", "text"}}}
+	s := &Stmt{Query: insertTransactional, Set: &Set{Types: []string{"text", "text", "text", "later", "text"}}}
 	if c.term != nil {
 		s = &Stmt{Query: insertLeased, Set: &Set{Types: []string{"text", "text", "text", "text", "text", "later"}}}
 	}
@@ -147,6 +151,8 @@ func (c *claimer) insert(open []int) *Stmt {
 		cells := []any{k.Scope, k.Key, k.Fingerprint}
 		if c.term != nil {
 			cells = append(cells, newToken(), c.term.owner, Later(c.term.lease))
+		} else {
+			cells = append(cells, Later(k.Retention), readable(k.Owner, maxOwner))
 		}
 		s.Set.Rows = append(s.Set.Rows, cells)
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/oncemill/oncemill/middleware/keystore"
 	"github.com/oncemill/oncemill/middleware/outbox"
@@ -16,6 +17,7 @@ var errNotClaimed = errors.New("the completion's key was not claimed in this tra
 // plan is what a commit writes, in the order in which it takes locks: keys, then parked rows, then the outbox.
 type plan struct {
 	held     *Set // completions of keys that this transaction claimed
+	expected *Set // of these, those that came as the claim expected, with a result
 	leased   *Set // completions guarded by their token
 	absent   []keystore.ID
 	released []leased
@@ -44,8 +46,9 @@ func (t *tx) Commit(ctx context.Context, completions []keystore.Completion) erro
 
 func (t *tx) plan(completions []keystore.Completion) (*plan, error) {
 	p := &plan{
-		held:   &Set{Types: []string{"text", "text", "text", "text", "later", "text"}},
-		leased: &Set{Types: []string{"text", "text", "text", "text", "later", "text", "text"}},
+		held:     &Set{Types: []string{"text", "text", "text", "text", "later", "text"}},
+		expected: &Set{Types: []string{"text", "text", "text"}},
+		leased:   &Set{Types: []string{"text", "text", "text", "text", "later", "text", "text"}},
 	}
 	open := make(map[keystore.ID]held, len(t.held))
 	for id, h := range t.held {
@@ -77,7 +80,8 @@ func (t *tx) add(p *plan, open map[keystore.ID]held, c keystore.Completion) erro
 		p.released = append(p.released, leased{c.Claim.ID, c.Claim.Token})
 		return nil
 	}
-	if _, mine := open[c.Claim.ID]; c.Claim.Token == "" && !mine {
+	h, mine := open[c.Claim.ID]
+	if c.Claim.Token == "" && !mine {
 		return fmt.Errorf("scope %s: %w", c.Claim.Scope, errNotClaimed)
 	}
 	if c.State == keystore.Absent {
@@ -92,9 +96,27 @@ func (t *tx) add(p *plan, open map[keystore.ID]held, c keystore.Completion) erro
 		return nil
 	}
 	delete(open, c.Claim.ID)
-	p.held.Rows = append(p.held.Rows, cells)
+	switch {
+	case !h.expected(c):
+		p.held.Rows = append(p.held.Rows, cells)
+	case c.Result != nil:
+		p.expected.Rows = append(p.expected.Rows, []any{c.Claim.Scope, c.Claim.Key, cells[resultCell]})
+	}
 	return nil
 }
+
+// longAgo is when a key's time is written again at the commit, because it counts from there.
+const longAgo = time.Second
+
+// expected reports that the row that the claim wrote needs nothing but the result.
+func (h held) expected(c keystore.Completion) bool {
+	return h.fresh && c.State == keystore.Completed && h.claim.Retention == c.Retention && h.claim.Owner == c.Owner && time.Since(h.at) < longAgo
+}
+
+// resultCell is the result's place in what completionCells returns.
+const resultCell = 3
+
+const maxOwner = 255
 
 func completionCells(c keystore.Completion) ([]any, error) {
 	var result any
@@ -107,7 +129,7 @@ func completionCells(c keystore.Completion) ([]any, error) {
 		}
 		result = string(c.Result)
 	}
-	return []any{c.Claim.Scope, c.Claim.Key, string(c.State), result, Later(c.Retention), readable(c.Owner, 255)}, nil
+	return []any{c.Claim.Scope, c.Claim.Key, string(c.State), result, Later(c.Retention), readable(c.Owner, maxOwner)}, nil
 }
 
 const completeSet = `
@@ -116,6 +138,10 @@ UPDATE processed_events SET status = v.status, result = v.result{json}, processe
 FROM v WHERE processed_events.scope = v.scope AND processed_events.idempotency_key = v.idempotency_key`
 
 const completeHeld = `WITH v(scope, idempotency_key, status, result, expires, owner, ord) AS ({rows})` + completeSet
+
+const completeExpected = `WITH v(scope, idempotency_key, result, ord) AS ({rows})
+UPDATE processed_events SET result = v.result{json}
+FROM v WHERE processed_events.scope = v.scope AND processed_events.idempotency_key = v.idempotency_key`
 
 const completeLeased = `WITH v(scope, idempotency_key, status, result, expires, owner, token, ord) AS ({rows})` + completeSet + `
 	AND processed_events.token = v.token AND processed_events.status = 'in_progress'`
@@ -154,6 +180,9 @@ func (p *plan) final() []*Stmt {
 	var stmts []*Stmt
 	if len(p.held.Rows) > 0 {
 		stmts = append(stmts, &Stmt{Query: completeHeld, Set: p.held})
+	}
+	if len(p.expected.Rows) > 0 {
+		stmts = append(stmts, &Stmt{Query: completeExpected, Set: p.expected})
 	}
 	if len(p.absent) > 0 {
 		stmts = append(stmts, deleteOf(p.absent))

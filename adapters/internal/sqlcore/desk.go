@@ -155,12 +155,12 @@ func (k *Keys) resolve(ctx context.Context, s Session, id keystore.ID, to keysto
 
 // decideKey writes a decided key; it is kept from now on for as long as its completion had asked for.
 func decideKey(ctx context.Context, s Session, known *row, to keystore.State, result json.RawMessage) error {
-	c := keystore.Completion{Claim: keystore.Claim{ID: known.ID}, State: to, Result: result, Retention: max(known.retention, minRetention)}
+	c := keystore.Completion{Claim: keystore.Claim{ID: known.ID}, State: to, Result: result, Retention: cmp.Or(known.retention, unknownRetention)}
 	cells, err := completionCells(c)
 	if err != nil {
 		return err
 	}
-	return s.Send(ctx, &Stmt{Query: resolveKey, Args: []any{string(to), cells[3], Later(c.Retention), known.Scope, known.Key}})
+	return s.Send(ctx, &Stmt{Query: resolveKey, Args: []any{string(to), cells[resultCell], Later(c.Retention), known.Scope, known.Key}})
 }
 
 const selectDoubtful = `SELECT ` + parkedColumns + ` FROM parked WHERE scope = ? AND identity = ? AND state = 'in_doubt' {lock parked}`
@@ -294,8 +294,8 @@ func (k *Keys) Scopes(ctx context.Context) (map[string]int64, error) {
 	return scopes, nil
 }
 
-// minRetention keeps a decided key for a while where its completion named no retention.
-const minRetention = 24 * time.Hour
+// unknownRetention is how long a decided key is kept where its completion named no retention.
+const unknownRetention = 7 * 24 * time.Hour
 
 // Peek implements keystore.Desk.
 func (k *Keys) Peek(ctx context.Context, ids []keystore.ID) ([]keystore.Record, error) {

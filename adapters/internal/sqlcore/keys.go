@@ -3,6 +3,7 @@ package sqlcore
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/jmoiron/sqlx"
 
@@ -95,7 +96,7 @@ func (t *tx) Claim(ctx context.Context, claims []keystore.Claim) ([]keystore.Ver
 		claim, v := claims[i], c.verdicts[i]
 		if claim.Token == "" && (v.Outcome == keystore.Fresh || v.Outcome == keystore.TakenOver) {
 			_, inserted := c.inserted[i]
-			t.held[claim.ID] = held{fresh: inserted}
+			t.held[claim.ID] = held{fresh: inserted, claim: claim, at: time.Now()}
 		}
 	}
 	return c.verdicts, nil

@@ -21,7 +21,7 @@ import (
 // BenchmarkMessage is one transaction: a group of claims, two business statements for each, its outbox rows, and the commit.
 func BenchmarkMessage(b *testing.B) {
 	for _, group := range []int{1, 20} {
-		for _, how := range []string{"pipelined", "plain"} {
+		for _, how := range []string{"pipelined", "pipelined expecting", "plain"} {
 			b.Run(fmt.Sprintf("%s/group=%d", how, group), func(b *testing.B) { benchmarkGroups(b, how, group) })
 		}
 	}
@@ -53,7 +53,11 @@ func benchStore(b *testing.B, how string) *pgstore.Store {
 	require.NoError(b, err)
 	b.Cleanup(func() { require.NoError(b, s.Close()) })
 	require.NoError(b, s.Migrate(b.Context(), nil))
-	if how == "pipelined" {
+	benchRetention = 0
+	if how == "pipelined expecting" {
+		benchRetention = time.Hour
+	}
+	if how != "plain" {
 		return s
 	}
 	pool, err := sqlx.Open("pgx", db.DSN)
@@ -73,7 +77,7 @@ func benchGroup(ctx context.Context, keys keystore.Store, n int64, group int) er
 	defer func() { _ = tx.Rollback() }()
 	claims := make([]keystore.Claim, group)
 	for i := range claims {
-		claims[i] = keystore.Claim{ID: keystore.ID{Scope: "bench", Key: envelope.NewUUID()}, Fingerprint: "payload:1:" + envelope.NewUUID()}
+		claims[i] = keystore.Claim{ID: keystore.ID{Scope: "bench", Key: envelope.NewUUID()}, Fingerprint: "payload:1:" + envelope.NewUUID(), Retention: benchRetention}
 	}
 	if _, err := tx.Claim(ctx, claims); err != nil {
 		return err
@@ -92,3 +96,5 @@ func benchGroup(ctx context.Context, keys keystore.Store, n int64, group int) er
 	}
 	return tx.Commit(ctx, completions)
 }
+
+var benchRetention = time.Duration(0)

@@ -25,6 +25,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"math/rand/v2"
 	"strconv"
 	"time"
 
@@ -262,18 +263,36 @@ func (s *Store) Migrate(ctx context.Context, sets []store.MigrationSet) error {
 	return sqlcore.MigrateUp(ctx, s.db.DB, goose.DialectPostgres, all, s.logger)
 }
 
+// lockMigrations waits for the lock outside of any transaction: behind a pooler, waiting transactions would take the server
+// connections that the one who migrates needs.
 func (s *Store) lockMigrations(ctx context.Context, lock *pgx.Conn) error {
-	if _, err := lock.Exec(ctx, `BEGIN`); err != nil {
-		return err
+	for {
+		locked, err := tryLock(ctx, lock)
+		if err != nil || locked {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(migrationPoll/2 + rand.N(migrationPoll)):
+		}
 	}
-	if _, err := lock.Exec(ctx, `SET LOCAL lock_timeout = 0`); err != nil {
-		return err
+}
+
+const migrationPoll = 100 * time.Millisecond
+
+// tryLock leaves a transaction open that has the lock, or none.
+func tryLock(ctx context.Context, lock *pgx.Conn) (locked bool, err error) {
+	for _, word := range []string{`BEGIN`, `SET LOCAL idle_in_transaction_session_timeout = 0`} {
+		if _, err := lock.Exec(ctx, word); err != nil {
+			return false, err
+		}
 	}
-	if _, err := lock.Exec(ctx, `SET LOCAL idle_in_transaction_session_timeout = 0`); err != nil {
-		return err
+	if err := lock.QueryRow(ctx, `SELECT pg_try_advisory_xact_lock($1)`, migrationLock).Scan(&locked); err != nil || locked {
+		return locked, err
 	}
-	_, err := lock.Exec(ctx, `SELECT pg_advisory_xact_lock($1)`, migrationLock)
-	return err
+	_, err = lock.Exec(ctx, `ROLLBACK`)
+	return false, err
 }
 
 // Pending implements store.Store.

@@ -27,6 +27,7 @@ type turnstile struct {
 	mu      sync.Mutex
 	taken   bool // held, or being waited for by block
 	closed  bool
+	shut    bool // the lock files are closed, which gave the locks back
 	urgent  []*visitor
 	regular []*visitor
 	blocked sync.WaitGroup
@@ -120,7 +121,9 @@ func (t *turnstile) leave() {
 
 // free gives the database back and lets the next one in. The caller holds mu.
 func (t *turnstile) free() {
-	_ = t.database.unlock()
+	if !t.shut { // a transaction whose context ended is rolled back in the background, also after close
+		_ = t.database.unlock()
+	}
 	t.taken = false
 	t.advance()
 }
@@ -204,6 +207,9 @@ func (t *turnstile) close() error {
 	go func() { t.blocked.Wait(); close(gone) }()
 	select {
 	case <-gone:
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.shut = true
 		return errors.Join(t.entrance.close(), t.database.close())
 	case <-time.After(closeWait):
 		return errors.New("sqlite: another process holds the database and does not give it back; its lock files stay open until this process ends")

@@ -16,7 +16,7 @@ CREATE TABLE processed_events (
     first_at        timestamptz,               -- when a lease was first given
     prior           text,                      -- the status that a given-up lease leaves behind
     PRIMARY KEY (scope, idempotency_key)
-);
+) WITH (fillfactor = 90); -- room on each page for the result that follows the claim
 CREATE INDEX processed_events_expiry ON processed_events (scope, expires_at) WHERE status IN ('completed', 'failed');
 CREATE INDEX processed_events_fingerprint ON processed_events (fingerprint);
 
