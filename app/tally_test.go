@@ -3,14 +3,12 @@ package app
 import (
 	"context"
 	"sync/atomic"
-	"testing"
 	"testing/fstest"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/stretchr/testify/require"
 
-	"github.com/oncemill/oncemill/config"
 	"github.com/oncemill/oncemill/handlers"
 )
 
@@ -89,12 +87,4 @@ func (c *console) app() *App {
 	a, err := one.app()
 	require.NoError(c.t, err)
 	return a
-}
-
-// defaults is a configuration where nothing is configured, loaded so that it knows no file.
-func defaults(t *testing.T) *config.Config {
-	t.Helper()
-	cfg, err := config.Load(config.LoadOptions{})
-	require.NoError(t, err)
-	return cfg
 }

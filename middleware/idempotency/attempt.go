@@ -56,7 +56,7 @@ func (e *Engine) attemptTransactional(ctx context.Context, j *job) error {
 // runHandler runs a transactional handler and takes care that its transaction is closed and its result is JSON.
 func (e *Engine) runHandler(ctx context.Context, j *job, facade *Tx) error {
 	return e.inTx(ctx, facade, func(ctx context.Context) error {
-		result, err := e.binding.Handler(ctx, facade, j.copyFor(ctx))
+		result, err := (*e.handler.Load())(ctx, facade, j.copyFor(ctx))
 		if err == nil && result != nil {
 			facade.SetResult(result)
 		}

@@ -40,7 +40,7 @@ func TestF040ConflictsAreNoFailures(t *testing.T) {
 						return nil, nil
 					}}
 				one, two := h.newEngine(t, b), h.newEngine(t, b, on(h.open(t, 0)))
-				const n = 24
+				const n = 12
 				var msgs []*message.Message
 				for i := range n {
 					msgs = append(msgs, newMessage(fmt.Sprintf("key-%d", i), []string{"even", "odd"}[i%2]))

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
@@ -48,7 +49,7 @@ type Engine struct {
 	wake    func()
 	fault   Fault
 	events  func(Event)
-	adopted bool // the handler is a router's, see Middleware
+	handler atomic.Pointer[Handler] // the binding's, or a router's; nil before the router has given it
 
 	slots    chan struct{}
 	single   chan struct{}   // one message after a conflict at a time: together they would meet again and again
@@ -72,6 +73,9 @@ func New(cfg Config) (*Engine, error) {
 	e := &Engine{
 		binding: cfg.Binding.withDefaults(), keys: cfg.Keys, parking: cfg.Parking, gate: cfg.Gate, owner: cfg.Owner,
 		log: cfg.Logger, inject: cfg.Inject, onDup: cfg.OnDuplicate, wake: cfg.Woken, fault: cfg.Fault, events: cfg.Observe,
+	}
+	if cfg.Binding.Handler != nil {
+		e.handler.Store(&cfg.Binding.Handler)
 	}
 	if e.gate == nil {
 		e.gate = &Gate{}
@@ -107,7 +111,7 @@ func (e *Engine) Process(msg *message.Message) error {
 	defer cancel()
 	e.observe(Event{Kind: EventReceived, Scope: e.binding.Scope})
 	j, violation := e.open(msg)
-	if err := awaitTurn(wait); err != nil {
+	if err := e.ready(wait); err != nil {
 		return e.handBack(j, err)
 	}
 	return e.finish(wait, j, violation)
@@ -123,8 +127,19 @@ func (e *Engine) RunParked(ctx context.Context, row parking.Leased) error {
 	defer e.inside.Done()
 	wait, cancel := joined(ctx, e.stopping)
 	defer cancel()
+	if err := e.ready(wait); err != nil {
+		return err
+	}
 	j, violation := e.openParked(row)
 	return e.finish(wait, j, violation)
+}
+
+// ready waits for the message's turn, and refuses it while the router has not given the handler.
+func (e *Engine) ready(wait context.Context) error {
+	if e.binding.External == nil && e.handler.Load() == nil {
+		return errNoHandler
+	}
+	return awaitTurn(wait)
 }
 
 // enter counts a message in, unless the engine has stopped.

@@ -30,16 +30,20 @@ func TxFrom(ctx context.Context) (*Tx, bool) {
 // router see Router.
 func (e *Engine) Middleware(h message.HandlerFunc) message.HandlerFunc {
 	if e.binding.External == nil && e.binding.Handler == nil {
-		e.binding.Handler, e.adopted = adopt(h, e.binding.Publish), true
-	} else if e.adopted {
-		return func(*message.Message) ([]*message.Message, error) { return nil, errTwoHandlers }
+		adopted := adopt(h, e.binding.Publish)
+		if !e.handler.CompareAndSwap(nil, &adopted) {
+			return func(*message.Message) ([]*message.Message, error) { return nil, errTwoHandlers }
+		}
 	}
 	return func(msg *message.Message) ([]*message.Message, error) {
 		return nil, e.Process(msg)
 	}
 }
 
-var errTwoHandlers = errors.New("idempotency: one Engine cannot serve two handlers, they would share their keys: use NewRouter")
+var (
+	errTwoHandlers = errors.New("idempotency: one Engine cannot serve two handlers, they would share their keys: use NewRouter")
+	errNoHandler   = errors.New("idempotency: the engine has no handler yet: set Binding.Handler, or run the router first")
+)
 
 // adopt makes a Handler of a Watermill HandlerFunc.
 func adopt(h message.HandlerFunc, publish string) Handler {

@@ -2,6 +2,7 @@ package idempotency_test
 
 import (
 	"database/sql"
+	"math"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -189,8 +190,12 @@ func TestE4PlainWatermillHidesAMessageFromAHandler(t *testing.T) {
 		var calls atomic.Int64
 		count := func(*message.Message) error { calls.Add(1); return nil }
 		channel := newChannel(t)
+		// These are its defaults; it sets them itself with a data race between its handlers.
+		keys, err := middleware.NewMapExpiringKeyRepository(time.Minute)
+		require.NoError(t, err)
+		deduplicator := &middleware.Deduplicator{KeyFactory: middleware.NewMessageHasherAdler32(math.MaxInt64), Repository: keys, Timeout: time.Minute}
 		runRouter(t, func(r *message.Router) {
-			r.AddMiddleware((&middleware.Deduplicator{}).Middleware)
+			r.AddMiddleware(deduplicator.Middleware)
 			r.AddConsumerHandler("ledger", topic, channel, count)
 			r.AddConsumerHandler("mail", topic, channel, count)
 		})

@@ -111,12 +111,12 @@ func TestF066SuspectsRunAlone(t *testing.T) {
 		var gate idempotency.Gate
 		var inside, alone atomic.Int64
 		probe := func(ctx context.Context, tx *idempotency.Tx, msg *message.Message) (any, error) {
-			n := inside.Add(1)
+			inside.Add(1)
 			defer inside.Add(-1)
 			if string(msg.Payload) == "suspect" {
 				alone.Add(1)
 				for range 20 {
-					if n = inside.Load(); n != 1 {
+					if n := inside.Load(); n != 1 {
 						t.Errorf("%d handlers run beside a suspect", n-1)
 					}
 					time.Sleep(100 * time.Microsecond)

@@ -166,6 +166,8 @@ func TestHandlersOwnAck(t *testing.T) {
 func TestEngineMiddleware(t *testing.T) {
 	eachStore(t, func(t *testing.T, h *harness) {
 		e := h.newEngine(t, idempotency.Binding{Publish: "named"})
+		require.Error(t, e.Process(newMessage("early", "1")), "there is no handler yet")
+		require.Error(t, e.RunParked(t.Context(), parking.Leased{Row: parking.Row{Scope: scope, UUID: "u", Key: "early"}}))
 		first := e.Middleware(func(msg *message.Message) ([]*message.Message, error) {
 			return message.Messages{message.NewMessage("", []byte("out"))}, effectIn(msg)
 		})

@@ -76,7 +76,7 @@ func (o order) obey(ctx context.Context) error {
 func slowSet() store.MigrationSet {
 	return store.MigrationSet{Name: "slow", Files: fstest.MapFS{"sqlite/00001_slow.sql": {Data: []byte(`-- +goose Up
 CREATE TABLE slow (n INTEGER);
-INSERT INTO slow WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c WHERE n < 200000) SELECT max(n) FROM c;
+INSERT INTO slow WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c WHERE n < 10000) SELECT max(n) FROM c;
 `)}}}
 }
 

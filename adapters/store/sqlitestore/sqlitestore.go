@@ -173,7 +173,7 @@ func capabilities() keystore.Capabilities {
 // setUp opens the first connection, with the turn where the file is not in WAL mode yet: the switch needs the file alone.
 func (s *Store) setUp(ctx context.Context, ready bool) error {
 	if !ready {
-		leave, err := s.turns.enter(ctx, false, defaultWait)
+		leave, err := s.turns.enter(ctx, false, migrateWait)
 		if err != nil {
 			return err
 		}
@@ -246,7 +246,7 @@ func (s *Store) Migrate(ctx context.Context, sets []store.MigrationSet) error {
 	return sqlcore.MigrateUp(ctx, db, goose.DialectSQLite3, all, s.logger)
 }
 
-// migrateWait is how long a replica waits while another one migrates.
+// migrateWait is how long a replica waits while another one migrates, also to open the file that the other is making.
 const migrateWait = 10 * time.Minute
 
 // Pending implements store.Store.
