@@ -38,7 +38,45 @@ func (a *App) preflight(ctx context.Context) error {
 		a.bindings[i].engine.Retention = p.kept
 	}
 	a.warnRetries()
-	return a.warnAbandoned(ctx)
+	scopes, err := a.store.Keys().Scopes(ctx)
+	if err != nil {
+		return fmt.Errorf("list the scopes in the database: %w", err)
+	}
+	if err := a.refuseLostPositions(ctx, scopes); err != nil {
+		return err
+	}
+	a.warnAbandoned(scopes)
+	return nil
+}
+
+// positioned is a broker that can forget where a consumer group stood.
+type positioned interface {
+	// CommittedOffsets reports whether the group has a position in the topic.
+	CommittedOffsets(ctx context.Context, group, topic string) (bool, error)
+}
+
+// refuseLostPositions stops a binding that ran before, as its keys show, and has no position at the broker any more: it would begin at the
+// oldest message, also at those whose keys are past their retention.
+func (a *App) refuseLostPositions(ctx context.Context, scopes map[string]int64) error {
+	broker, ok := a.broker.(positioned)
+	if !ok || a.cfg.Replay {
+		return nil
+	}
+	var errs []error
+	for _, b := range a.bindings {
+		if scopes[b.engine.Scope] == 0 {
+			continue
+		}
+		known, err := broker.CommittedOffsets(ctx, b.group, b.topic)
+		if err != nil {
+			return fmt.Errorf("look up the position of binding %s: %w", b.name, err)
+		}
+		if !known {
+			errs = append(errs, fmt.Errorf("binding %s ran before, but %s has no committed offset of its group %s: it would begin at the oldest message of %s, also at those whose keys are gone after %s; reset the group's offsets, or start once with --set replay=true",
+				b.name, a.cfg.Broker, b.group, b.topic, b.engine.Retention))
+		}
+	}
+	return withCode(ExitRefused, errors.Join(errs...))
 }
 
 // warnRetries names bindings whose keys could be removed before a message's retries are over.
@@ -52,11 +90,7 @@ func (a *App) warnRetries() {
 }
 
 // warnAbandoned names scopes in the database that no binding uses: a renamed binding starts with no keys.
-func (a *App) warnAbandoned(ctx context.Context) error {
-	scopes, err := a.store.Keys().Scopes(ctx)
-	if err != nil {
-		return fmt.Errorf("list the scopes in the database: %w", err)
-	}
+func (a *App) warnAbandoned(scopes map[string]int64) {
 	for _, b := range a.bindings {
 		delete(scopes, b.engine.Scope)
 	}
@@ -66,5 +100,4 @@ func (a *App) warnAbandoned(ctx context.Context) error {
 				"scope", scope, "keys", keys)
 		}
 	}
-	return nil
 }

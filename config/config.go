@@ -23,6 +23,10 @@ type Config struct {
 	// How often a message may be under way when its process dies before it is taken for the cause and becomes a dead letter.
 	CrashLimit int `yaml:"crash_limit" check:"positive"`
 
+	// Whether a binding may start at the oldest message although it ran before, where its broker has lost its position: Kafka
+	// forgets the offsets of a group that stood still for days, and a new broker never had them. Keys still remove what they know.
+	Replay bool `yaml:"replay"`
+
 	Log       Log       `yaml:"log"`
 	Admin     Admin     `yaml:"admin"`
 	Telemetry Telemetry `yaml:"telemetry"`

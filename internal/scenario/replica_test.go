@@ -3,6 +3,7 @@ package scenario
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -105,6 +106,21 @@ func (r *replica) readyNow() error {
 		return fmt.Errorf("readyz says %s", res.Status)
 	}
 	return nil
+}
+
+// metrics returns the metrics page, or nothing while the process does not answer.
+func (r *replica) metrics() string {
+	client := http.Client{Timeout: 3 * time.Second}
+	res, err := client.Get("http://" + r.admin + "/metrics")
+	if err != nil {
+		return ""
+	}
+	defer res.Body.Close()
+	page, err := io.ReadAll(res.Body)
+	if err != nil {
+		return ""
+	}
+	return string(page)
 }
 
 // kill sends SIGKILL and waits until the process is gone.
