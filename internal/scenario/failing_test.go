@@ -98,7 +98,7 @@ func TestStoppedLongerThanRetention(t *testing.T) {
 	// Only a broker without a bound to its redeliveries can come to this: with the others a retention that is shorter is refused.
 	for _, c := range [][2]string{{"rabbitmq-classic", "sqlite"}, {"rabbitmq-quorum", "postgres"}} {
 		t.Run(c[0], func(t *testing.T) {
-			const tasks = 300
+			const count = 300
 			s := newSystem(t, c[0], c[1])
 			s.set("retention", node{"clean_every": "50ms"})
 			s.set("bindings/tally", node{"retention": "3s", "retry": node{"attempts": 2, "first": "100ms", "max": "200ms"}})
@@ -106,20 +106,17 @@ func TestStoppedLongerThanRetention(t *testing.T) {
 			r := s.replica("a", true)
 			r.start()
 			r.ready()
-			var events []event
-			for n := range tasks {
-				events = append(events, task(fmt.Sprintf("task-%03d", n), ""))
-			}
+			events := tasks(count, "")
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()
 			producer := s.open()
 			require.NoError(t, send(ctx, producer, events))
 			db := s.db()
-			testenv.Eventually(t, time.Minute, func() error { return expect(number(t, db, completedTallies), tasks, "tasks") })
+			testenv.Eventually(t, time.Minute, func() error { return expect(number(t, db, completedTallies), count, "tasks") })
 			r.kill()
 			require.NoError(t, send(ctx, producer, events))
 			testenv.Eventually(t, time.Minute, func() error {
-				return expect(number(t, db, expired(s.database)), tasks, "keys past their time")
+				return expect(number(t, db, expired(s.database)), count, "keys past their time")
 			})
 			r.start()
 			r.ready()

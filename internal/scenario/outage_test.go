@@ -1,7 +1,6 @@
 package scenario
 
 import (
-	"fmt"
 	"testing"
 	"time"
 
@@ -61,23 +60,20 @@ func TestF044DatabaseRestart(t *testing.T) {
 // outage sends tasks while restart (or, where it is nil, a kill of the first replica) disturbs the system twice, and checks that work goes on soon and that every task was done exactly once.
 func (s *system) outage(restart func(n int)) {
 	t := s.t
-	const tasks = 3000
+	const count = 3000
 	s.write()
 	replicas := []*replica{s.replica("a", true), s.replica("b", true)}
 	for _, r := range replicas {
 		r.start()
 		r.ready()
 	}
-	var events []event
-	for n := range tasks {
-		events = append(events, task(fmt.Sprintf("task-%04d", n), `,"sleep_ms":10`))
-	}
+	events := tasks(count, `,"sleep_ms":10`)
 	sent := make(chan struct{})
 	go func() { defer close(sent); s.sendFromSeveral(2, events) }()
 	db := s.db()
 	for n := range 2 {
 		testenv.Eventually(t, time.Minute, func() error {
-			return atLeast(number(t, db, completedTallies), int64(tasks*(n+1)/6), "tasks before the restart")
+			return atLeast(number(t, db, completedTallies), int64(count*(n+1)/6), "tasks before the restart")
 		})
 		if restart == nil {
 			replicas[0].kill()
@@ -98,7 +94,7 @@ func (s *system) outage(restart func(n int)) {
 		t.Logf("restart %d: work resumed %s after the return", n+1, time.Since(back).Round(10*time.Millisecond))
 	}
 	<-sent
-	testenv.Eventually(t, 2*time.Minute, func() error { return expect(number(t, db, completedTallies), tasks, "tasks") })
+	testenv.Eventually(t, 2*time.Minute, func() error { return expect(number(t, db, completedTallies), count, "tasks") })
 	require.Zero(t, number(t, db, `SELECT count(*) FROM parked WHERE state <> 'waiting'`), "an outage makes no dead letter")
 	for _, r := range replicas {
 		r.ready()

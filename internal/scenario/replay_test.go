@@ -18,21 +18,18 @@ import (
 // TestKafkaForgottenOffsetsAreAskedAbout lets Kafka forget a group's offsets, as it does after days: the binding does not begin at the oldest
 // message of its own accord, and where it is told to, its keys remove what was done.
 func TestKafkaForgottenOffsetsAreAskedAbout(t *testing.T) {
-	const tasks = 50
+	const count = 50
 	s := newSystem(t, "kafka", "sqlite")
 	s.write()
 	r := s.replica("a", true)
 	r.start()
 	r.ready()
-	var events []event
-	for n := range tasks {
-		events = append(events, task(fmt.Sprintf("task-%02d", n), ""))
-	}
+	events := tasks(count, "")
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	require.NoError(t, send(ctx, s.open(), events))
 	db := s.db()
-	testenv.Eventually(t, time.Minute, func() error { return expect(number(t, db, completedTallies), tasks, "tasks") })
+	testenv.Eventually(t, time.Minute, func() error { return expect(number(t, db, completedTallies), count, "tasks") })
 	r.stop()
 	s.forgetGroup(s.service + ".tally")
 
@@ -47,7 +44,7 @@ func TestKafkaForgottenOffsetsAreAskedAbout(t *testing.T) {
 	s.write()
 	r.start()
 	r.ready()
-	removed := fmt.Sprintf(`oncemill_messages_total{kind="duplicate",scope="%s/tally"} %d`, s.service, tasks)
+	removed := fmt.Sprintf(`oncemill_messages_total{kind="duplicate",scope="%s/tally"} %d`, s.service, count)
 	testenv.Eventually(t, time.Minute, func() error {
 		if page := r.metrics(); !strings.Contains(page, removed) {
 			return fmt.Errorf("the metrics do not say %s", removed)

@@ -18,7 +18,7 @@ const completedTallies = `SELECT count(*) FROM processed_events WHERE scope LIKE
 func TestGracefulRestartsRunNothingTwice(t *testing.T) {
 	for _, combination := range [][2]string{{"embedded", "sqlite"}, {"rabbitmq-classic", "postgres"}, {"rabbitmq-quorum", "postgres"}, {"kafka", "postgres"}} {
 		t.Run(combination[0], func(t *testing.T) {
-			const tasks = 1600
+			const count = 1600
 			s := newSystem(t, combination[0], combination[1])
 			s.write()
 			replicas := []*replica{s.replica("a", true), s.replica("b", true)}
@@ -26,16 +26,13 @@ func TestGracefulRestartsRunNothingTwice(t *testing.T) {
 				r.start()
 				r.ready()
 			}
-			var events []event
-			for n := range tasks {
-				events = append(events, task(fmt.Sprintf("task-%04d", n), `,"sleep_ms":10`))
-			}
+			events := tasks(count, `,"sleep_ms":10`)
 			sent := make(chan struct{})
 			go func() { defer close(sent); s.sendFromSeveral(2, events) }()
 			db := s.db()
 			for n := range int64(8) {
 				testenv.Eventually(t, time.Minute, func() error {
-					return atLeast(number(t, db, completedTallies), tasks*(n+1)/10, "tasks before the next stop")
+					return atLeast(number(t, db, completedTallies), count*(n+1)/10, "tasks before the next stop")
 				})
 				r := replicas[n%2]
 				r.stop()
@@ -45,10 +42,10 @@ func TestGracefulRestartsRunNothingTwice(t *testing.T) {
 			}
 			<-sent
 			testenv.Eventually(t, 2*time.Minute, func() error {
-				return expect(number(t, db, completedTallies), tasks, "tasks")
+				return expect(number(t, db, completedTallies), count, "tasks")
 			})
 			runs := s.runs()
-			require.Len(t, runs, tasks)
+			require.Len(t, runs, count)
 			for name, n := range runs {
 				require.Equal(t, 1, n, "runs of %s", name)
 			}

@@ -134,3 +134,12 @@ func (s *system) lines() []string {
 func task(key, more string) event {
 	return event{topic: tallyTopic, key: key, body: fmt.Sprintf(`{"name":%q%s}`, key, more)}
 }
+
+// tasks are n messages for the counting handler.
+func tasks(n int, more string) []event {
+	events := make([]event, n)
+	for i := range events {
+		events[i] = task(fmt.Sprintf("task-%04d", i), more)
+	}
+	return events
+}
