@@ -105,7 +105,7 @@ func TestF055StartedTwiceIsTwoReplicas(t *testing.T) {
 // waitEffects waits until there are n effects, and fails where there are more.
 func (c *console) waitEffects(n int) {
 	c.t.Helper()
-	testenv.Eventually(c.t, 30*time.Second, func() error {
+	testenv.Eventually(c.t, 90*time.Second, func() error {
 		got := c.effects("")
 		require.LessOrEqual(c.t, got, n)
 		if got < n {

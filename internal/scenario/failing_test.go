@@ -100,7 +100,7 @@ func TestStoppedLongerThanRetention(t *testing.T) {
 		t.Run(c[0], func(t *testing.T) {
 			const count = 300
 			s := newSystem(t, c[0], c[1])
-			s.set("retention", node{"clean_every": "50ms"})
+			s.set("retention", node{"clean_every": "1h"})
 			s.set("bindings/tally", node{"retention": "3s", "retry": node{"attempts": 2, "first": "100ms", "max": "200ms"}})
 			s.write()
 			r := s.replica("a", true)
@@ -118,6 +118,8 @@ func TestStoppedLongerThanRetention(t *testing.T) {
 			testenv.Eventually(t, time.Minute, func() error {
 				return expect(number(t, db, expired(s.database)), count, "keys past their time")
 			})
+			s.set("retention", node{"clean_every": "50ms"})
+			s.write()
 			r.start()
 			r.ready()
 			testenv.Eventually(t, time.Minute, func() error { return expect(number(t, db, completedTallies), 0, "keys after the clean-up") })
