@@ -42,9 +42,17 @@ func TestIdentityIsBoundedAndTellsApart(t *testing.T) {
 	long := strings.Repeat("x", envelope.MaxKey)
 	seen := map[string]string{}
 	for _, c := range []struct{ name, key, uuid string }{
-		{"key", "a", "u1"}, {"other key", "b", "u1"}, {"no key", "", "a"}, {"no key, other UUID", "", "u1"},
-		{"longest key", long, ""}, {"too long", long + "x", ""}, {"too long, otherwise", long + "y", ""},
-		{"no key, long UUID", "", long + "x"}, {"case", "A", ""}, {"blank", "a ", ""}, {"NUL", "a\x00", ""},
+		{"key", "a", "u1"},
+		{"other key", "b", "u1"},
+		{"no key", "", "a"},
+		{"no key, other UUID", "", "u1"},
+		{"longest key", long, ""},
+		{"too long", long + "x", ""},
+		{"too long, otherwise", long + "y", ""},
+		{"no key, long UUID", "", long + "x"},
+		{"case", "A", ""},
+		{"blank", "a ", ""},
+		{"NUL", "a\x00", ""},
 	} {
 		id := string(identity(c.key, c.uuid))
 		require.LessOrEqual(t, len(id), envelope.MaxKey+1, c.name)

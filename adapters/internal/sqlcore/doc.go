@@ -6,14 +6,15 @@
 // Queries are written once, with '?' for arguments and a few marks in braces, which Dialect.Bind turns
 // into the database's own words:
 //
-//	{now}        the store's clock
+//	{now}        the store's clock, where a value is written
+//	{clock}      the store's clock, where a column is compared with it
 //	{later}      the store's clock plus an argument of type Later
 //	{rows}       the rows of Stmt.Set, as the body of a WITH v(...) AS ({rows}); its last column is the row's number
 //	{list}       the test "is one of" over Stmt.List
+//	{at COL}     the store's clock plus a column of a Set of type later
 //	{json}       the cast of a text to the result column's type
-//	{lock}       FOR UPDATE, {share} FOR SHARE, {skip} SKIP LOCKED, where the database has row locks
-//	{cast TYPE}  a cast that a database needs to know the type of a bare argument
-//	{bytes COL}  the bytes of a text column
+//	{lock T}     FOR UPDATE of a table, {skip T} with SKIP LOCKED, {share} FOR SHARE, where the database has row locks
+//	{true} {false} {empty}  constants: truth values, no bytes
 //	{ident COL}  the parked identity of a key column (see identity)
 //
 // # Guarantees

@@ -30,7 +30,7 @@ type Stmt struct {
 
 // Set is a table of arguments.
 type Set struct {
-	// Types are the columns' types: text, bytes, int, bool, time.
+	// Types are the columns' types: text, bytes, int, time, later.
 	Types []string
 	Rows  [][]any
 }

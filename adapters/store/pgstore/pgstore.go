@@ -10,8 +10,9 @@
 // A claim waits for a rival's uncommitted claim of the same key, at most the lock timeout. Claims of one call are taken in the keys' order,
 // so that they never deadlock with each other. All times are the server's.
 //
-// It works through PgBouncer in transaction mode (from 1.21 on with max_prepared_statements; before, with
-// default_query_exec_mode=exec in the connection string). LISTEN does not get through it: then polling finds what other processes wrote.
+// It works through PgBouncer in transaction mode: from 1.21 on with max_prepared_statements, before that with
+// default_query_exec_mode=cache_describe in the connection string. Migrating needs two server connections of the pool. LISTEN does not get
+// through: then polling finds what other processes wrote.
 //
 // Not promised: anything about a failover to a replica that had not received a confirmed commit (asynchronous replication
 // loses key and effect together; the broker may have been told that the message is done).
@@ -203,7 +204,7 @@ func (s *Store) Outbox() outbox.Source { return s.core.Outbox() }
 // Parking implements store.Store.
 func (s *Store) Parking() parking.Store { return s.core.Parking() }
 
-// DB implements store.Store.
+// DB implements store.Store. To reach pgx through its connections' Raw, ask for a method Conn() *pgx.Conn.
 func (s *Store) DB() *sqlx.DB { return s.db }
 
 // Dialect implements store.Store.

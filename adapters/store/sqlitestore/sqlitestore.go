@@ -142,7 +142,7 @@ func prepareFile(path string) (wal bool, err error) {
 	defer func() { err = errors.Join(err, file.Close()) }()
 	version := make([]byte, 2)
 	if _, err := file.ReadAt(version, walVersionOffset); err != nil {
-		return false, nil //nolint:nilerr // an empty file has no header yet
+		return false, nil // an empty file has no header yet
 	}
 	return version[0] == walVersion && version[1] == walVersion, nil
 }

@@ -35,6 +35,7 @@ CREATE TABLE attempts (
     PRIMARY KEY (scope, idempotency_key)
 ) WITHOUT ROWID;
 CREATE INDEX attempts_key ON attempts (idempotency_key);
+CREATE INDEX attempts_age ON attempts (scope, last_at);
 
 -- Messages that wait for a retry, are dead letters, or are in doubt.
 CREATE TABLE parked (
