@@ -279,7 +279,7 @@ func (c *cli) eachDead(ctx context.Context, s *selection, args []string, dry boo
 			err := ctx.Err()
 			if err == nil {
 				// What has begun is ended: an interruption must not leave it open whether this one was done.
-				err = act(context.WithoutCancel(ctx), a, id)
+				err = finishing(ctx, func(ctx context.Context) error { return act(ctx, a, id) })
 			}
 			var refusal *parking.Refusal
 			switch {
@@ -299,6 +299,13 @@ func (c *cli) eachDead(ctx context.Context, s *selection, args []string, dry boo
 		}
 		return nil
 	})
+}
+
+// finishing calls f with a context that an interruption does not end, but time does.
+func finishing(ctx context.Context, f func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), commandPatience)
+	defer cancel()
+	return f(ctx)
 }
 
 // deadIDs returns the ids that args name, which must be dead letters, or those of the selection.

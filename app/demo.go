@@ -38,7 +38,7 @@ type demo struct {
 const (
 	demoAccounts = 40
 	demoBursts   = 6
-	demoPatience = 2 * time.Minute
+	demoPatience = 5 * time.Minute
 )
 
 func (c *cli) demoCommand() *cobra.Command {
