@@ -65,7 +65,7 @@ func (e *Engine) runHandler(ctx context.Context, j *job, facade *Tx) error {
 }
 
 // inTx runs f over the façade, within the binding's timeout, and closes the façade. An error of a statement that f hides or
-// disguises still decides how the failure is classified, and a deferred statement that failed cannot be hidden at all.
+// disguises still decides how the failure is classified.
 func (e *Engine) inTx(ctx context.Context, facade *Tx, f func(context.Context) error) error {
 	err := e.guarded(ctx, func(ctx context.Context) error {
 		if err := f(ctx); err != nil {
@@ -73,10 +73,7 @@ func (e *Engine) inTx(ctx context.Context, facade *Tx, f func(context.Context) e
 		}
 		return facade.flush(ctx)
 	})
-	hidden, broken := facade.close()
-	if err == nil {
-		err = broken
-	}
+	hidden := facade.close()
 	if err != nil && ctx.Err() != nil { // not by the handler's fault
 		return context.Cause(ctx)
 	}

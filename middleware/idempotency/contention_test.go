@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -59,6 +60,37 @@ func TestF040ConflictsAreNoFailures(t *testing.T) {
 			})
 		})
 	}
+}
+
+// After a conflict messages are tried one at a time: together they would meet again and again, while each deadlock costs a second.
+func TestF040RetriesAfterAConflictRunAlone(t *testing.T) {
+	t.Parallel()
+	h := onPostgres(t)
+	const n = 8
+	var met sync.Map
+	var inside, retries atomic.Int64
+	e := h.newEngine(t, idempotency.Binding{Concurrency: n, Handler: func(ctx context.Context, tx *idempotency.Tx, msg *message.Message) (any, error) {
+		if _, again := met.LoadOrStore(tx.Key(), true); !again {
+			_, err := tx.ExecContext(ctx, `DO $$ BEGIN RAISE SQLSTATE '40P01'; END $$`)
+			return nil, err
+		}
+		if now := inside.Add(1); now != 1 {
+			t.Errorf("%d messages are tried again at the same time", now)
+		}
+		defer inside.Add(-1)
+		retries.Add(1)
+		time.Sleep(5 * time.Millisecond) // long enough for the others to come in
+		return effect(ctx, tx, msg)
+	}})
+	var msgs []*message.Message
+	for i := range n {
+		msgs = append(msgs, newMessage(fmt.Sprintf("key-%d", i), "1"))
+	}
+	for _, err := range e.deliver(msgs...)() {
+		require.NoError(t, err)
+	}
+	require.EqualValues(t, n, retries.Load())
+	require.Equal(t, n, h.effects(t))
 }
 
 // A driver's error decides, whatever the handler makes of it: here a serialization failure that it swallows, disguises, or

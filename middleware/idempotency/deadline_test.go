@@ -9,8 +9,11 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/jmoiron/sqlx"
 	"github.com/stretchr/testify/require"
 
+	"github.com/oncemill/oncemill/adapters/store/pgstore"
+	"github.com/oncemill/oncemill/internal/testenv"
 	"github.com/oncemill/oncemill/middleware/idempotency"
 	"github.com/oncemill/oncemill/middleware/keystore"
 	"github.com/oncemill/oncemill/middleware/parking"
@@ -159,10 +162,15 @@ func TestTxIsClosedAfterTheHandler(t *testing.T) {
 	})
 }
 
-// Running the handler, what it does wrong, and the rollback cost no connection: duplicates and failures are ordinary.
+// A rollback costs no connection, on a pool of the caller's either: duplicates and failures are ordinary.
 func TestRollbackKeepsTheConnection(t *testing.T) {
 	t.Parallel()
-	h := onPostgres(t)
+	db := testenv.Postgres(t)
+	h := newHarness(t, postgresOpener(db, db.DSN))
+	pool, err := sqlx.Open("pgx", db.DSN)
+	require.NoError(t, err)
+	pool.SetMaxOpenConns(1)
+	t.Cleanup(func() { _ = pool.Close() })
 	var backends []int
 	var calls atomic.Int64
 	e := h.newEngine(t, idempotency.Binding{Handler: func(ctx context.Context, tx *idempotency.Tx, _ *message.Message) (any, error) {
@@ -175,7 +183,7 @@ func TestRollbackKeepsTheConnection(t *testing.T) {
 			return nil, errors.New("fails")
 		}
 		return nil, nil
-	}}, on(h.open(t, 1)))
+	}}, on(pgstore.New(pool, pgstore.Config{})))
 	for i := range 4 {
 		key := fmt.Sprintf("key-%d", i)
 		e.acked(t, newMessage(key, "1"), newMessage(key, "1"), newMessage(key, "other"))

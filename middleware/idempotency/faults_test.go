@@ -2,6 +2,7 @@ package idempotency_test
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"testing"
 
@@ -21,8 +22,10 @@ func TestEachFaultPointOnce(t *testing.T) {
 	}
 	eachStore(t, func(t *testing.T, h *harness) {
 		for _, point := range transactional {
-			e := h.newEngine(t, idempotency.Binding{Handler: effect}, withFault(failAt(point, 1, errBroken)))
+			fault, broke := breakOnce(point)
+			e := h.newEngine(t, idempotency.Binding{Handler: effect}, withFault(fault))
 			h.untilAcked(t, e, newMessage(string(point), "1"))
+			require.True(t, broke(), point)
 			require.Equal(t, 1, h.effectsOf(t, string(point)), point)
 			require.Equal(t, keystore.Completed, h.key(t, scope, string(point)).State, point)
 		}
@@ -30,12 +33,14 @@ func TestEachFaultPointOnce(t *testing.T) {
 		for _, point := range transactional {
 			key := "parked-" + string(point)
 			h.parked(t, key)
-			e := h.newEngine(t, idempotency.Binding{Handler: effect}, withFault(failAt(point, 1, errBroken)))
+			fault, broke := breakOnce(point)
+			e := h.newEngine(t, idempotency.Binding{Handler: effect}, withFault(fault))
 			row := h.leased(t, scope, patience)
 			if err := e.RunParked(t.Context(), row); err != nil {
 				require.NoError(t, h.Parking().Release(t.Context(), row.Lease))
 			}
 			h.feedNow(t, e)
+			require.True(t, broke(), point)
 			require.Equal(t, 1, h.effectsOf(t, key), point)
 		}
 		for _, point := range []idempotency.FaultPoint{
@@ -44,13 +49,27 @@ func TestEachFaultPointOnce(t *testing.T) {
 		} {
 			var outside provider
 			key := "external-" + string(point)
-			e := h.newEngine(t, idempotency.Binding{External: external(outside.call)}, withFault(failAt(point, 1, errBroken)))
+			fault, broke := breakOnce(point)
+			e := h.newEngine(t, idempotency.Binding{External: external(outside.call)}, withFault(fault))
 			h.untilAcked(t, e, newMessage(key, "1"))
+			require.True(t, broke(), point)
 			require.Equal(t, 1, h.effectsOf(t, key), point)
 			require.Equal(t, 1, outside.of(key), point)
 		}
 		require.Empty(t, h.rows(t))
 	})
+}
+
+// breakOnce breaks a point once, and tells whether it came to that.
+func breakOnce(point idempotency.FaultPoint) (fault idempotency.Fault, broke func() bool) {
+	breaks, hit := failAt(point, 1, errBroken), atomic.Bool{}
+	return func(ctx context.Context, at idempotency.FaultPoint) error {
+		err := breaks(ctx, at)
+		if err != nil {
+			hit.Store(true)
+		}
+		return err
+	}, hit.Load
 }
 
 // untilAcked delivers as a broker does.
@@ -74,13 +93,16 @@ func TestEachFaultPointOfAFailureOnce(t *testing.T) {
 			for _, outcome := range []error{errBroken, refusal{"no"}} {
 				key := string(point) + outcome.Error()
 				var calls atomic.Int64
+				fault, broke := breakOnce(point)
 				e := h.newEngine(t, idempotency.Binding{
 					Retry: idempotency.Retry{InProcess: -1},
 					Handler: failing(func(*message.Message) error {
 						calls.Add(1)
 						return outcome
-					})}, withFault(failAt(point, 1, errBroken)), quiet)
+					})}, withFault(fault), quiet)
 				h.untilAcked(t, e, newMessage(key, "1"))
+				parks := point == idempotency.FaultBeforeParking || point == idempotency.FaultParked
+				require.Equal(t, parks == errors.Is(outcome, errBroken), broke(), key)
 				require.EqualValues(t, 1, calls.Load(), key)
 				rows, err := h.Parking().List(t.Context(), parking.Filter{Key: key})
 				require.NoError(t, err)

@@ -88,17 +88,20 @@ func TestF010MismatchDoesNotTakeAFreedKey(t *testing.T) {
 			}
 			return "done", nil
 		}}
-		first := h.newEngine(t, idempotency.Binding{External: ext, Retry: idempotency.Retry{InProcess: -1}})
+		parks := newBreakpoint(t, idempotency.FaultBeforeParking)
+		first := h.newEngine(t, idempotency.Binding{External: ext, Retry: idempotency.Retry{InProcess: -1}}, withFault(parks.fault))
 		second := h.newEngine(t, idempotency.Binding{External: ext}, withFault(buried.fault))
 		one := first.deliver(newMessage("ord-9", "100.00"))
 		calling.await(t)
 		two := second.deliver(newMessage("ord-9", "250.00"))
 		buried.await(t)
 		calling.release()
-		require.NoError(t, one()[0])
+		parks.await(t) // the key is given back, and nothing is parked yet
 		require.Equal(t, keystore.Absent, h.key(t, scope, "ord-9").State)
 		buried.release()
 		require.NoError(t, two()[0])
+		parks.release()
+		require.NoError(t, one()[0])
 		require.Equal(t, "payload-mismatch", h.dead(t).Reason)
 		h.feedNow(t, first)
 		require.Equal(t, keystore.Completed, h.key(t, scope, "ord-9").State)

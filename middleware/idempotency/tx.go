@@ -197,6 +197,7 @@ func (t *Tx) Defer(check func(rows int64) error, query string, args ...any) {
 	t.deferred = append(t.deferred, deferredStatement{query, args, check})
 }
 
+// flush runs the deferred statements. After one has failed it fails for ever, so that the handler's end does, too.
 func (t *Tx) flush(ctx context.Context) error {
 	t.mu.Lock()
 	queue, err := t.deferred, t.broken
@@ -256,13 +257,12 @@ func (t *Tx) Publish(ctx context.Context, topic string, payloads ...any) error {
 	return nil
 }
 
-// close forbids further statements and returns the driver's error that the handler may have hidden, and
-// the failure of a deferred statement.
-func (t *Tx) close() (hidden, broken error) {
+// close forbids further statements and returns the driver's error that the handler may have hidden.
+func (t *Tx) close() (hidden error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.closed = true
-	return t.hidden, t.broken
+	return t.hidden
 }
 
 func (t *Tx) record(ctx context.Context, topic string, payload any) (outbox.Record, error) {

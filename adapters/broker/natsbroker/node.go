@@ -150,6 +150,8 @@ func (n *node) start(port int, token string) (*runningServer, error) {
 	fatal := make(chan string, 1)
 	s.SetLoggerV2(&serverLog{logger: n.logger, fatal: fatal}, false, false, false)
 	go s.Start()
+	// A stop waits for the start: a server that is shut down while it reads its streams leaves some of their files open, and
+	// may still write to them when another process serves the folder.
 	deadline := time.After(nodeReady)
 	for !s.ReadyForConnections(nodeTick) {
 		var reason string
@@ -157,8 +159,6 @@ func (n *node) start(port int, token string) (*runningServer, error) {
 		case reason = <-fatal:
 		case <-deadline:
 			reason = "it does not get ready"
-		case <-n.stop:
-			reason = "it is not needed any more"
 		default:
 			continue
 		}
