@@ -7,6 +7,7 @@ import (
 	"github.com/oncemill/oncemill/adapters/broker/kafkabroker"
 	"github.com/oncemill/oncemill/adapters/broker/natsbroker"
 	"github.com/oncemill/oncemill/adapters/broker/rabbitbroker"
+	"github.com/oncemill/oncemill/adapters/broker/sqlbroker"
 	"github.com/oncemill/oncemill/adapters/store"
 	"github.com/oncemill/oncemill/adapters/store/pgstore"
 	"github.com/oncemill/oncemill/adapters/store/sqlitestore"
@@ -36,6 +37,7 @@ func Builtin() Set {
 			rabbitbroker.Factory(),
 			kafkabroker.Factory(),
 			natsbroker.Factory(),
+			sqlbroker.Factory(),
 		},
 		Stores: []store.Factory{
 			sqlitestore.Factory(),

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 
 	"github.com/IBM/sarama"
+	"github.com/jmoiron/sqlx"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -21,6 +22,8 @@ func (s *system) foreign(topic string, headers map[string]string, body string) {
 		s.foreignRabbit(topic, headers, body)
 	case "kafka":
 		s.foreignKafka(topic, headers, body)
+	case "sql":
+		s.foreignSQL(topic, headers, body)
 	default:
 		s.foreignNATS(topic, headers, body)
 	}
@@ -66,6 +69,17 @@ func (s *system) foreignKafka(topic string, headers map[string]string, body stri
 		msg.Headers = append(msg.Headers, sarama.RecordHeader{Key: []byte(name), Value: []byte(value)})
 	}
 	_, _, err = producer.SendMessage(msg)
+	require.NoError(t, err)
+}
+
+func (s *system) foreignSQL(topic string, headers map[string]string, body string) {
+	t := s.t
+	db, err := sqlx.Open("pgx", s.setting("dsn").(string))
+	require.NoError(t, err)
+	defer db.Close()
+	metadata, err := json.Marshal(headers)
+	require.NoError(t, err)
+	_, err = db.Exec(`INSERT INTO "watermill_`+topic+`" (uuid, payload, metadata, transaction_id) VALUES ('', $1, $2, pg_current_xact_id())`, []byte(body), string(metadata))
 	require.NoError(t, err)
 }
 

@@ -14,15 +14,22 @@ const resumption = 15 * time.Second
 
 // TestF046BrokerRestart restarts the broker in mid-load, cleanly and by a crash: consuming resumes by itself, nothing is lost or doubled.
 func TestF046BrokerRestart(t *testing.T) {
-	for _, broker := range []string{"rabbitmq", "kafka"} {
+	for _, broker := range []string{"rabbitmq", "kafka", "sql"} {
 		t.Run(broker, func(t *testing.T) {
-			server := testenv.Private(t, broker)
+			service := broker
+			if broker == "sql" {
+				service = "postgres"
+			}
+			server := testenv.Private(t, service)
 			s := newSystem(t, "embedded", "postgres")
 			s.broker, s.settings["broker"] = broker, broker
-			if broker == "rabbitmq" {
+			switch broker {
+			case "rabbitmq":
 				s.settings["brokers"] = node{broker: node{"url": server.Address}}
-			} else {
+			case "kafka":
 				s.settings["brokers"] = node{broker: node{"brokers": []string{server.Address}}}
+			default:
+				s.settings["brokers"] = node{broker: node{"dsn": server.Address}}
 			}
 			s.outage(func(n int) {
 				if n == 0 {

@@ -75,6 +75,7 @@ func (r *replica) start() {
 	defer log.Close()
 	cmd := exec.Command(r.program, "run", "--config", r.system.file)
 	cmd.Env, cmd.Stdout, cmd.Stderr = r.env, log, log
+	cmd.Dir = r.system.dir
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	require.NoError(r.t, cmd.Start())
 	r.cmd, r.ended = cmd, make(chan error, 1)

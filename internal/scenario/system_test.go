@@ -60,6 +60,10 @@ var brokers = []struct {
 		}
 		return "kafka", node{"brokers": testenv.Kafka(t), "topics": names}
 	}},
+	{"sql", func(t *testing.T, s *system) (string, node) {
+		db := testenv.Postgres(t)
+		return "sql", node{"dsn": db.DSN, "schema": db.Schema, "visibility": "5s"}
+	}},
 }
 
 var databases = []struct {
