@@ -52,6 +52,7 @@ func openedBrokers(t *testing.T) []configured {
 		"rabbitmq": {"BROKERS__RABBITMQ__URL=" + testenv.RabbitMQ(t).URL},
 		"kafka":    {"BROKERS__KAFKA__BROKERS=" + strings.Join(testenv.Kafka(t), ",")},
 		"nats":     {"BROKERS__NATS__URL=" + testenv.NATS(t)},
+		"sql":      {"BROKERS__SQL__DSN=" + testenv.Postgres(t).DSN},
 	}
 	var all []configured
 	for _, f := range Builtin().Brokers {
