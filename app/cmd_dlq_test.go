@@ -230,6 +230,7 @@ func TestF013NothingRawReachesTheTerminal(t *testing.T) {
 			outputs = append(outputs, a.out, a.errs)
 		}
 	}
+	outputs = append(outputs, c.fails(ExitUsage, "keys", "list", "--config", "no\x1b[31mfile.yaml"))
 	for _, out := range outputs {
 		for _, r := range out {
 			require.False(t, r != '\n' && (r < ' ' || r >= 0x7f && r < 0xa0 || r == 0x202e), "%q", out)

@@ -3,6 +3,7 @@ package app
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
@@ -41,10 +42,14 @@ func (c *consumer) route(router *message.Router, tracing *middleware.Tracing) {
 	h.AddMiddleware(middleware.Chain(tracing, c.engine)...)
 }
 
-// stop lets the running handlers finish, hands everything else back, and sees the acks out. When ctx ends, running handlers are cut off.
-func (c *consumer) stop(ctx context.Context) error {
+// stop lets the running handlers finish, hands everything else back, and sees the acks out. When ctx ends, running handlers are cut
+// off, and what they leave gets the time settling to reach the broker.
+func (c *consumer) stop(ctx context.Context, settling time.Duration) error {
+	draining, cut := context.WithCancel(context.WithoutCancel(ctx))
+	defer cut()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(settling, cut) })()
 	drained := make(chan error, 1)
-	go func() { drained <- c.sub.Drain(ctx) }()
+	go func() { drained <- c.sub.Drain(draining) }()
 	c.engine.Stop()
 	err := c.engine.Wait(ctx)
 	if err != nil {

@@ -101,7 +101,7 @@ func (a *App) stop(force <-chan struct{}, consumers []*consumer) error {
 	}()
 	var group errgroup.Group
 	for _, c := range consumers {
-		group.Go(func() error { return c.stop(ctx) })
+		group.Go(func() error { return c.stop(ctx, a.closing()/2) })
 	}
 	return group.Wait()
 }

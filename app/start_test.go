@@ -9,9 +9,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/oncemill/oncemill/adapters/broker"
 	"github.com/oncemill/oncemill/internal/testenv"
 )
 
@@ -156,4 +158,47 @@ func TestSignalBeforeAnythingIsConsumed(t *testing.T) {
 	require.Equal(t, ExitOK, code, run.errs)
 	require.Less(t, took, 10*time.Second)
 	require.Contains(t, run.errs.String(), "stopped before anything was consumed")
+}
+
+// deaf is a broker on which nobody can subscribe to one topic.
+type deaf struct {
+	broker.Broker
+	topic string
+}
+
+func (d deaf) Subscriber(sub broker.Subscription) (broker.Subscriber, error) {
+	s, err := d.Broker.Subscriber(sub)
+	if err != nil || sub.Topic != d.topic {
+		return s, err
+	}
+	return deafSubscriber{s}, nil
+}
+
+type deafSubscriber struct{ broker.Subscriber }
+
+func (deafSubscriber) Subscribe(context.Context, string) (<-chan *message.Message, error) {
+	return nil, errors.New("nobody listens")
+}
+
+// When a subscription cannot begin, the others are stopped and the process ends; it is never half alive.
+func TestASubscriptionThatCannotBeginEndsTheProcess(t *testing.T) {
+	t.Parallel()
+	set := Builtin()
+	for i, f := range set.Brokers {
+		set.Brokers[i].Open = func(ctx context.Context, decode func(any) error, opts broker.Options) (broker.Broker, error) {
+			b, err := f.Open(ctx, decode, opts)
+			return deaf{b, "journal.append"}, err
+		}
+	}
+	c := newConsole(t, set)
+	run := c.launch()
+	select {
+	case <-run.ended:
+	case <-time.After(20 * time.Second):
+		t.Fatal("it goes on, half alive")
+	}
+	require.Equal(t, ExitFailed, run.code)
+	require.Contains(t, run.errs.String(), "nobody listens")
+	_, _, err := run.get("/healthz")
+	require.Error(t, err, "the admin server has ended, too")
 }

@@ -2,7 +2,10 @@ package app
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/url"
+	"strings"
 
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
 	"go.opentelemetry.io/otel/sdk/resource"
@@ -20,10 +23,14 @@ func newTracerProvider(cfg *config.Config) (trace.TracerProvider, func(context.C
 	if cfg.Telemetry.OTLPEndpoint == "" {
 		return noop.NewTracerProvider(), func(context.Context) error { return nil }, nil
 	}
-	options := []otlptracehttp.Option{otlptracehttp.WithEndpointURL(cfg.Telemetry.OTLPEndpoint)}
+	endpoint, err := tracesURL(cfg.Telemetry.OTLPEndpoint)
+	if err != nil {
+		return nil, nil, cfg.Problem("telemetry.otlp_endpoint", "%s", err)
+	}
+	options := []otlptracehttp.Option{otlptracehttp.WithEndpointURL(endpoint)}
 	authorization, err := cfg.Telemetry.Authorization().Read()
 	if err != nil {
-		return nil, nil, fmt.Errorf("telemetry.otlp_authorization: %w", err)
+		return nil, nil, cfg.Problem("telemetry.otlp_authorization", "%s", err)
 	}
 	if authorization != "" {
 		options = append(options, otlptracehttp.WithHeaders(map[string]string{"Authorization": authorization}))
@@ -38,4 +45,16 @@ func newTracerProvider(cfg *config.Config) (trace.TracerProvider, func(context.C
 		sdktrace.WithResource(resource.NewSchemaless(semconv.ServiceName(cfg.Service))),
 	)
 	return provider, provider.Shutdown, nil
+}
+
+// tracesURL adds the path that collectors take traces at, where the endpoint names the collector alone.
+func tracesURL(endpoint string) (string, error) {
+	u, err := url.Parse(endpoint)
+	if err != nil || u.Host == "" {
+		return "", errors.New("is not a URL such as http://localhost:4318") // without the text, which may have a password
+	}
+	if strings.Trim(u.Path, "/") == "" {
+		u.Path = "/v1/traces"
+	}
+	return u.String(), nil
 }

@@ -74,8 +74,13 @@ func (s *subscriber) nacked(d *delivery, msg *message.Message) {
 	}
 }
 
-// handBack makes the message due at once, for any replica.
+// handBack makes the message due at once, for any replica. It waits until nothing arrives here any more: the server would deliver
+// the message again to what we have asked for, and nobody would settle that.
 func (s *subscriber) handBack(d *delivery) {
+	select {
+	case <-s.quiet:
+	case <-d.taken:
+	}
 	err := s.confirm(d, bodyNak, "hand-back")
 	if err != nil && !errors.Is(err, errTaken) {
 		s.mu.Lock()
