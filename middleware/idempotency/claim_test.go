@@ -20,7 +20,10 @@ import (
 // Two replicas get the same keys at the same moment.
 func TestF001RivalsForOneKey(t *testing.T) {
 	eachStore(t, func(t *testing.T, h *harness) {
-		const keys, copies = 50, 20
+		keys, copies := 50, 20
+		if h.sqlite() {
+			copies = 8 // it has one writer: more copies only wait longer
+		}
 		slow := func(ctx context.Context, tx *idempotency.Tx, msg *message.Message) (any, error) {
 			if !h.sqlite() {
 				time.Sleep(5 * time.Millisecond) // a handler takes its time, and rivals wait for its claim
@@ -79,7 +82,7 @@ func TestF002EffectAndKeyAppearTogether(t *testing.T) {
 				select {
 				case <-stop:
 					return
-				default:
+				case <-time.After(2 * time.Millisecond):
 				}
 			}
 		})
@@ -101,6 +104,7 @@ func TestF002EffectAndKeyAppearTogether(t *testing.T) {
 		require.Equal(t, keys, e.events(idempotency.EventCompleted))
 		// A redelivery, and each commit whose answer was lost, was found to be a duplicate.
 		require.Equal(t, keys+keys/2, e.events(idempotency.EventDuplicate))
+		require.Zero(t, h.count(t, `SELECT count(*) FROM attempts`), "a lost answer is no failure")
 	})
 }
 

@@ -101,8 +101,11 @@ func (e *Engine) buryOnce(ctx context.Context, j *job, f failure) (EventKind, er
 	if err != nil {
 		return "", err
 	}
-	kind := EventDead
-	switch v := verdicts[0]; v.Outcome {
+	kind, outcome := EventDead, verdicts[0].Outcome
+	if outcome == keystore.Fresh && j.doubt {
+		outcome = keystore.TakenOver // from itself
+	}
+	switch outcome {
 	case keystore.Fresh:
 		// What only differs from another message leaves the key to that one, also when it is free at the moment.
 		c.Keep = errors.Is(f.err, errMismatch)
@@ -111,14 +114,14 @@ func (e *Engine) buryOnce(ctx context.Context, j *job, f failure) (EventKind, er
 		return "", keystore.ErrLeaseLost
 	case keystore.Duplicate, keystore.Rejected, keystore.Doubtful, keystore.Waits:
 		// Somebody else has settled the key meanwhile, so this copy is not needed.
-		c.Park, c.Keep, kind = nil, true, skipped(v.Outcome)
-	case keystore.Busy:
-		// Another copy is under way and may yet succeed.
-		row.State, row.Holds, row.DueIn = parking.Waiting, false, max(v.Record.LeaseLeft, 0)+jitter(100*time.Millisecond)
-		c.Keep, kind = true, EventParked
+		c.Park, c.Keep, kind = nil, true, skipped(outcome)
 	case keystore.TakenOver:
 		// A call was made whose outcome nobody knows: that is no failure, a person decides.
 		c.State, row.State, row.Reason, kind = keystore.InDoubt, parking.InDoubt, "outcome-unknown", EventInDoubt
+	case keystore.Busy:
+		// Another copy is under way and may yet succeed.
+		row.State, row.Holds, row.DueIn = parking.Waiting, false, max(verdicts[0].Record.LeaseLeft, 0)+jitter(100*time.Millisecond)
+		c.Keep, kind = true, EventParked
 	default:
 		c.Keep = true
 	}

@@ -3,7 +3,7 @@
 //
 // A message's way through an Engine:
 //
-//	envelope checked -> key, fingerprint -> lane ticket's turn -> gate (suspects alone) -> slot
+//	envelope checked -> key, fingerprint -> lane ticket's turn -> slot -> gate (suspects alone)
 //	  -> claim -> handler -> result, outgoing messages, commit -> settle -> ack
 //
 // # Guarantees
@@ -22,5 +22,6 @@
 // handed back (nacked) only when the engine stops. What a handler does outside its Tx is not covered.
 //
 // Messages of one ordering key are settled in the order in which the subscriber delivered them (Lanes),
-// also while one of them waits for a retry: its successors queue behind its parked row.
+// also while one of them waits for a retry: its successors queue behind its parked row. Messages that run without
+// a key are not looked for there.
 package idempotency

@@ -170,7 +170,8 @@ func (e *Engine) settleCall(ctx, wait context.Context, j *job, err error) error 
 		e.expire(ctx, j)
 		return err
 	case errors.As(err, &lasting):
-		return err // settle buries it under the lease's token
+		j.doubt = false // the provider's word on this key
+		return err      // settle buries it under the lease's token
 	case j.doubt:
 		e.expire(ctx, j) // nothing happened now, but an earlier call's outcome is still not known
 		return err
@@ -185,13 +186,14 @@ func (e *Engine) settleCall(ctx, wait context.Context, j *job, err error) error 
 }
 
 // expire ends the lease now and leaves the key in progress, so that whoever comes next takes it over and knows of the doubt.
+// The token stays good until then.
 func (e *Engine) expire(ctx context.Context, j *job) {
+	j.doubt = true
 	ctx, cancel := outliving(ctx)
 	defer cancel()
 	if err := e.keys.Renew(ctx, j.id, j.token, time.Millisecond); err != nil {
 		e.log.WarnContext(ctx, "lease could not be ended early", "scope", j.id.Scope, "err", err)
 	}
-	j.token = ""
 }
 
 // record completes the key with the result, in the transaction of Record's rows. The effect has

@@ -155,7 +155,7 @@ func TestExternalRecordFails(t *testing.T) {
 			}
 			return nil
 		}
-		e := h.newEngine(t, idempotency.Binding{External: ext, Retry: idempotency.Retry{InProcess: 300 * time.Millisecond}})
+		e := h.newEngine(t, idempotency.Binding{External: ext, Retry: idempotency.Retry{InProcess: 2 * time.Second}})
 		e.acked(t, newMessage("transient", "for a while"))
 		require.Equal(t, 1, outside.of("transient"))
 		require.Equal(t, 1, h.effects(t))

@@ -112,7 +112,7 @@ func TestUnknownOutcomeOfACall(t *testing.T) {
 	}
 	eachStore(t, func(t *testing.T, h *harness) {
 		for name, call := range calls {
-			b := idempotency.Binding{Scope: "svc/park-" + name, Timeout: 50 * time.Millisecond, External: external(call)}
+			b := idempotency.Binding{Scope: "svc/park-" + name, Timeout: 300 * time.Millisecond, External: external(call)}
 			parks := h.newEngine(t, b)
 			parks.acked(t, newMessage("key", "1"))
 			require.Equal(t, keystore.InDoubt, h.key(t, b.Scope, "key").State, name)
@@ -199,6 +199,25 @@ func TestRetryKeepsTheDoubt(t *testing.T) {
 		require.EqualValues(t, 2, calls.Load(), "the provider's window is over")
 		require.Equal(t, "retry-window-over", h.rows(t, parking.InDoubt)[0].Reason)
 		require.Equal(t, keystore.InDoubt, h.key(t, scope, "key").State)
+	})
+}
+
+// A provider's refusal of the repeated call is its answer for the key, the first call included.
+func TestRetryIsRefused(t *testing.T) {
+	eachStore(t, func(t *testing.T, h *harness) {
+		var calls atomic.Int64
+		b := idempotency.Binding{External: external(func(context.Context, *message.Message, string, string) (any, error) {
+			if calls.Add(1) == 1 {
+				return nil, handlers.Unknown(errBroken)
+			}
+			return nil, refusal{"declined"}
+		})}
+		b.External.Unknown = idempotency.UnknownRetry
+		e := h.newEngine(t, b)
+		e.acked(t, newMessage("key", "1"), newMessage("key", "1"))
+		require.EqualValues(t, 2, calls.Load())
+		require.Equal(t, keystore.Failed, h.key(t, scope, "key").State)
+		require.Equal(t, "declined", h.dead(t).Reason)
 	})
 }
 

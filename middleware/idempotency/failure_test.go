@@ -182,6 +182,24 @@ func TestF037NoAckWithoutTheDeadLetter(t *testing.T) {
 	})
 }
 
+// A parked message has one attempt for each time that it is due: its lease is not held while it waits again.
+func TestParkedMessageWaitsInParking(t *testing.T) {
+	eachStore(t, func(t *testing.T, h *harness) {
+		h.parked(t, "key")
+		var calls atomic.Int64
+		e := h.newEngine(t, idempotency.Binding{Retry: idempotency.Retry{InProcess: time.Hour}, Handler: failing(func(*message.Message) error {
+			calls.Add(1)
+			return errBroken
+		})})
+		require.NoError(t, e.RunParked(t.Context(), h.leased(t, scope, time.Minute)))
+		require.EqualValues(t, 1, calls.Load())
+		rows := h.rows(t, parking.Waiting)
+		require.Len(t, rows, 1)
+		require.Equal(t, 2, rows[0].Attempts)
+		require.True(t, rows[0].DueAt.After(rows[0].LastAt))
+	})
+}
+
 // RetryAfter wins over the backoff and is no retry in the process when it asks for long.
 func TestRetryAfter(t *testing.T) {
 	eachStore(t, func(t *testing.T, h *harness) {

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
 	"github.com/stretchr/testify/require"
 
@@ -58,34 +59,34 @@ func TestGateUnderLoad(t *testing.T) {
 // A suspect that waits shuts the gate for those who come later, and opens it when it gives up.
 func TestGateSuspectGivesUp(t *testing.T) {
 	t.Parallel()
-	var gate idempotency.Gate
-	leave, err := gate.Enter(t.Context(), false)
-	require.NoError(t, err)
-	ctx, giveUp := context.WithCancelCause(t.Context())
-	refused := make(chan error, 1)
-	go func() {
-		_, err := gate.Enter(ctx, true)
-		refused <- err
-	}()
-	// Until the suspect waits, others are let in; then none is.
-	eventually(t, "the gate is shut", func() bool {
-		over, cancel := context.WithCancel(context.Background())
-		cancel()
-		again, err := gate.Enter(over, false)
-		if err == nil {
-			again()
+	synctest.Test(t, func(t *testing.T) {
+		var gate idempotency.Gate
+		leave, err := gate.Enter(t.Context(), false)
+		require.NoError(t, err)
+		ctx, giveUp := context.WithCancelCause(t.Context())
+		enter := func(ctx context.Context, suspect bool) <-chan error {
+			entered := make(chan error, 1)
+			go func() {
+				leave, err := gate.Enter(ctx, suspect)
+				if err == nil {
+					leave()
+				}
+				entered <- err
+			}()
+			synctest.Wait() // it is inside, or waits
+			return entered
 		}
-		return err != nil
+		suspect := enter(ctx, true)
+		later := enter(t.Context(), false)
+		require.Empty(t, suspect, "somebody is inside")
+		require.Empty(t, later, "a suspect waits")
+		giveUp(errBroken)
+		require.ErrorIs(t, <-suspect, errBroken)
+		require.NoError(t, <-later)
+		// The last one to leave lets a suspect in.
+		suspect = enter(t.Context(), true)
+		require.Empty(t, suspect)
+		leave()
+		require.NoError(t, <-suspect)
 	})
-	entered := make(chan struct{})
-	go func() {
-		defer close(entered)
-		if again, err := gate.Enter(context.Background(), false); err == nil {
-			again()
-		}
-	}()
-	giveUp(errBroken)
-	require.ErrorIs(t, <-refused, errBroken)
-	await(t, entered, "the gate is open again")
-	leave()
 }

@@ -1,6 +1,7 @@
 package idempotency_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -202,8 +203,13 @@ type engine struct {
 	seen  map[string]int
 }
 
-// newEngine makes an engine that is stopped at the end of the test; what it leaves out of b gets a fast default. Each
-// option changes the configuration.
+// patient gives messages as long as a busy machine may need, where a test sets no bound itself.
+func patient(b idempotency.Binding) idempotency.Binding {
+	b.Retry.InProcess, b.Retry.Contention = cmp.Or(b.Retry.InProcess, patience), cmp.Or(b.Retry.Contention, patience)
+	return b
+}
+
+// newEngine makes an engine that is stopped at the end of the test. Each option changes the configuration.
 func (h *harness) newEngine(t *testing.T, b idempotency.Binding, options ...func(*idempotency.Config)) *engine {
 	t.Helper()
 	if b.Scope == "" {
@@ -211,7 +217,7 @@ func (h *harness) newEngine(t *testing.T, b idempotency.Binding, options ...func
 	}
 	b.Topic = topic
 	e := &engine{scope: b.Scope, seen: map[string]int{}}
-	cfg := idempotency.Config{Binding: b, Keys: h.Keys(), Parking: h.Parking(), Owner: "test", Observe: e.observe, Logger: testLog(t)}
+	cfg := idempotency.Config{Binding: patient(b), Keys: h.Keys(), Parking: h.Parking(), Owner: "test", Observe: e.observe, Logger: testLog(t)}
 	for _, option := range options {
 		option(&cfg)
 	}

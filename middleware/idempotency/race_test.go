@@ -216,12 +216,13 @@ func TestRacePredecessorGoneBeforeParking(t *testing.T) {
 // and the first leaves it at once.
 func TestRaceLostParkedLease(t *testing.T) {
 	for name, test := range map[string]struct {
-		point   idempotency.FaultPoint
-		outcome error
+		point    idempotency.FaultPoint
+		outcome  error
+		failures int // with the one that parked it
 	}{
-		"success":   {idempotency.FaultBeforeClaim, nil},
-		"transient": {idempotency.FaultBeforeParking, errBroken},
-		"permanent": {idempotency.FaultBeforeBurial, refusal{"no"}},
+		"success":   {idempotency.FaultBeforeClaim, nil, 1},
+		"transient": {idempotency.FaultBeforeParking, errBroken, 2},
+		"permanent": {idempotency.FaultBeforeBurial, refusal{"no"}, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			eachStore(t, func(t *testing.T, h *harness) {
@@ -244,6 +245,9 @@ func TestRaceLostParkedLease(t *testing.T) {
 				pause.release()
 				require.ErrorIs(t, <-ran, parking.ErrLeaseLost)
 				require.Equal(t, 1, calls)
+				attempt, err := h.Keys().Attempt(t.Context(), keystore.ID{Scope: scope, Key: "key"})
+				require.NoError(t, err)
+				require.Equal(t, test.failures, attempt.Failures, "a lost lease is no failure")
 				require.Equal(t, 1, paused.events(idempotency.EventLeaseLost))
 				require.Zero(t, h.effects(t))
 				require.Equal(t, parking.Waiting, h.rows(t)[0].State)

@@ -67,13 +67,13 @@ func (t *Tx) begin(ctx context.Context) (_ context.Context, release func(), err 
 		return nil, nil, ErrTxClosed
 	}
 	ctx, release = joined(ctx, t.alive)
-	if err := t.flush(ctx); err != nil {
-		return nil, nil, err
+	if err = t.flush(ctx); err == nil {
+		err = t.remember(t.fault.at(ctx, FaultBeforeStatement))
 	}
-	if err := t.fault.at(ctx, FaultBeforeStatement); err != nil {
-		return nil, nil, t.remember(err)
+	if err != nil {
+		release()
 	}
-	return ctx, release, nil
+	return ctx, release, err
 }
 
 // note remembers a driver's error, also one that the handler will hide.

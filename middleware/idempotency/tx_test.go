@@ -253,7 +253,7 @@ func TestDeferFailureCannotBeOverlooked(t *testing.T) {
 func TestAfterCommit(t *testing.T) {
 	eachStore(t, func(t *testing.T, h *harness) {
 		var ran, calls atomic.Int64
-		e := h.newEngine(t, idempotency.Binding{Timeout: 300 * time.Millisecond, Handler: func(ctx context.Context, tx *idempotency.Tx, msg *message.Message) (any, error) {
+		e := h.newEngine(t, idempotency.Binding{Timeout: 500 * time.Millisecond, Handler: func(ctx context.Context, tx *idempotency.Tx, msg *message.Message) (any, error) {
 			tx.AfterCommit(func(context.Context) { panic("a hook may be broken") })
 			tx.AfterCommit(func(ctx context.Context) { <-ctx.Done() })
 			tx.AfterCommit(func(context.Context) { ran.Add(int64(h.effects(t))) })

@@ -44,7 +44,7 @@ func runRouter(t *testing.T, setUp func(r *message.Router)) {
 func (h *harness) newRouter(t *testing.T, b idempotency.Binding) *idempotency.Router {
 	t.Helper()
 	b.Scope = "svc"
-	r, err := idempotency.NewRouter(idempotency.Config{Binding: b, Keys: h.Keys(), Parking: h.Parking(), Logger: testLog(t)})
+	r, err := idempotency.NewRouter(idempotency.Config{Binding: patient(b), Keys: h.Keys(), Parking: h.Parking(), Logger: testLog(t)})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, r.Stop(context.Background())) })
 	return r

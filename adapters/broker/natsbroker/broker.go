@@ -124,6 +124,9 @@ func (b *Broker) Declare(ctx context.Context, topic string, groups []broker.Subs
 		if err == nil {
 			return nil
 		}
+		if isOutage(err) { // known here a moment before the connection's handler says so
+			continue
+		}
 		select {
 		case <-change: // the question was lost with its connection
 		default:

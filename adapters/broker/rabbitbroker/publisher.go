@@ -154,8 +154,9 @@ func (p *publisher) onChannel(ctx context.Context, topic string, part []outgoing
 		return
 	}
 	outcomes, err := p.exchange(ctx, c, topic, part)
-	done <- result{outcomes, err}
-	if slices.ContainsFunc(outcomes, isLost) {
+	lost := slices.ContainsFunc(outcomes, isLost)
+	done <- result{outcomes, err} // the outcomes are the receiver's from here on
+	if lost {
 		// Confirms may still be on their way: nobody may use the channel again.
 		_ = c.Close()
 		c = nil
