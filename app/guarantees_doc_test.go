@@ -76,7 +76,11 @@ func openedBrokers(t *testing.T) []configured {
 }
 
 func openedStores(t *testing.T) []configured {
-	settings := map[string][]string{"sqlite": nil, "postgres": {"DATABASES__POSTGRES__DSN=" + testenv.Postgres(t).DSN}}
+	settings := map[string][]string{
+		"sqlite":   nil,
+		"postgres": {"DATABASES__POSTGRES__DSN=" + testenv.Postgres(t).DSN},
+		"mysql":    {"DATABASES__MYSQL__DSN=" + testenv.MySQL(t).DSN},
+	}
 	var all []configured
 	for _, f := range Builtin().Stores {
 		env, known := settings[f.Name]

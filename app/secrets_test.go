@@ -41,6 +41,9 @@ func TestF083NoSecretInAnyOutput(t *testing.T) {
 		"postgres":          {"DATABASE=postgres", "DATABASES__POSTGRES__DSN=postgres://shop:" + password + "@" + host + "/shop"},
 		"postgres, encoded": {"DATABASE=postgres", "DATABASES__POSTGRES__DSN=postgres://shop:" + passwordEncoded + "@" + host + "/shop"},
 		"postgres, words":   {"DATABASE=postgres", "DATABASES__POSTGRES__DSN=host=127.0.0.1 port=1 user=shop dbname=shop password=" + password},
+		"mysql":             {"DATABASE=mysql", "DATABASES__MYSQL__DSN=shop:" + password + "@tcp(" + host + ")/shop"},
+		"mysql, broken":     {"DATABASE=mysql", "DATABASES__MYSQL__DSN=shop:" + password + "@tcp(" + host + "/shop"},
+		"mysql, URL":        {"DATABASE=mysql", "DATABASES__MYSQL__DSN=mysql://shop:" + passwordEncoded + "@" + host + "/shop"},
 		"postgres, broken":  {"DATABASE=postgres", "DATABASES__POSTGRES__DSN=postgres://shop:" + password + "%@" + host + ":x/shop"},
 	} {
 		t.Run(name, func(t *testing.T) {

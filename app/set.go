@@ -9,6 +9,7 @@ import (
 	"github.com/oncemill/oncemill/adapters/broker/rabbitbroker"
 	"github.com/oncemill/oncemill/adapters/broker/sqlbroker"
 	"github.com/oncemill/oncemill/adapters/store"
+	"github.com/oncemill/oncemill/adapters/store/mysqlstore"
 	"github.com/oncemill/oncemill/adapters/store/pgstore"
 	"github.com/oncemill/oncemill/adapters/store/sqlitestore"
 	"github.com/oncemill/oncemill/handlers"
@@ -42,6 +43,7 @@ func Builtin() Set {
 		Stores: []store.Factory{
 			sqlitestore.Factory(),
 			pgstore.Factory(),
+			mysqlstore.Factory(),
 		},
 		Plugins: []handlers.Plugin{
 			payments.Plugin(),

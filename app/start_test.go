@@ -26,6 +26,9 @@ func TestF054ReplicasStartTogetherOnAnEmptyDatabase(t *testing.T) {
 			db := testenv.Postgres(t)
 			return []string{"DATABASE=postgres", "DATABASES__POSTGRES__DSN=" + db.DSN, "DATABASES__POSTGRES__SCHEMA=" + db.Schema, "DATABASES__POSTGRES__MAX_OPEN=4"}
 		},
+		"mysql": func(t *testing.T) []string {
+			return []string{"DATABASE=mysql", "DATABASES__MYSQL__DSN=" + testenv.MySQL(t).DSN, "DATABASES__MYSQL__MAX_OPEN=4"}
+		},
 	} {
 		for round := range 3 {
 			t.Run(fmt.Sprintf("%s/%d", name, round), func(t *testing.T) {

@@ -87,27 +87,51 @@ func count(tx handlers.Tx, names []string, delta int64) Added {
 		return added
 	}
 	want := int64(len(names))
-	var events, totals []any
+	var events []any
 	for _, name := range names {
 		events = append(events, tx.Scope(), tx.Key(), name, delta)
-		totals = append(totals, name, delta)
 	}
 	tx.Defer(func(rows int64) error {
 		if rows == want {
 			return nil
 		}
 		return handlers.Permanent("counter-event-exists", "this key was counted before it expired from the key store")
-	}, tx.Rebind(`INSERT INTO counter_events (scope, idempotency_key, counter, delta) VALUES `+rowsOf("(?, ?, ?, ?)", len(names))+
-		` ON CONFLICT (scope, idempotency_key, counter) DO NOTHING`), events...)
-	tx.Defer(func(rows int64) error {
-		if rows == want {
+	}, handlers.InsertNew(tx, `INSERT INTO counter_events (scope, idempotency_key, counter, delta) VALUES `+rowsOf("(?, ?, ?, ?)", len(names)),
+		"scope", "idempotency_key", "counter"), events...)
+	raise(tx, names, delta)
+	return added
+}
+
+// raise queues the totals.
+func raise(tx handlers.Tx, names []string, delta int64) {
+	check := func(rows int64) error {
+		if rows == int64(len(names)) {
 			return nil
 		}
 		return handlers.Permanent("counter-overflow", "the total would pass 9223372036854775807")
-	}, tx.Rebind(`INSERT INTO counters (name, total) VALUES `+rowsOf("(?, ?)", len(names))+
+	}
+	if tx.DriverName() == "mysql" {
+		raiseExisting(tx, names, delta, check)
+		return
+	}
+	var totals []any
+	for _, name := range names {
+		totals = append(totals, name, delta)
+	}
+	tx.Defer(check, tx.Rebind(`INSERT INTO counters (name, total) VALUES `+rowsOf("(?, ?)", len(names))+
 		` ON CONFLICT (name) DO UPDATE SET total = counters.total + excluded.total
 		WHERE counters.total <= 9223372036854775807 - excluded.total`), totals...)
-	return added
+}
+
+// raiseExisting is for a database whose upsert has no condition: the counters come first, at zero where they are new.
+func raiseExisting(tx handlers.Tx, names []string, delta int64, check func(rows int64) error) {
+	var all []any
+	for _, name := range names {
+		all = append(all, name)
+	}
+	tx.Defer(nil, handlers.Ensure(tx, `INSERT INTO counters (name, total) VALUES `+rowsOf("(?, 0)", len(names)), "name"), all...)
+	tx.Defer(check, tx.Rebind(`UPDATE counters SET total = total + ? WHERE total <= 9223372036854775807 - ? AND name IN (`+rowsOf("?", len(names))+`)`),
+		append([]any{delta, delta}, all...)...)
 }
 
 func rowsOf(row string, n int) string { return strings.TrimSuffix(strings.Repeat(row+", ", n), ", ") }

@@ -133,8 +133,8 @@ func (p *post) record(ctx context.Context, tx handlers.Tx, topic string, result 
 	if err := json.Unmarshal(result, &sent); err != nil {
 		return fmt.Errorf("read the stored result of the letter: %w", err)
 	}
-	tx.Defer(nil, tx.Rebind(`INSERT INTO letters (message_id, scope, idempotency_key, topic, recipient, subject, reply)
-		VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (message_id) DO NOTHING`),
+	tx.Defer(nil, handlers.Ensure(tx, `INSERT INTO letters (message_id, scope, idempotency_key, topic, recipient, subject, reply)
+		VALUES (?, ?, ?, ?, ?, ?, ?)`, "message_id"),
 		sent.MessageID, tx.Scope(), tx.Key(), topic, sent.To, sent.Subject, sent.Reply)
 	if !p.cfg.Announce {
 		return nil

@@ -59,8 +59,8 @@ func appendTo(topic string) handlers.Handler {
 				return nil
 			}
 			return handlers.Permanent("journal-entry-exists", "this key had its entry before it expired from the key store")
-		}, tx.Rebind(`INSERT INTO journal_entries (scope, idempotency_key, topic, message_uuid, payload)
-			VALUES (?, ?, ?, ?, ?) ON CONFLICT (scope, idempotency_key) DO NOTHING`),
+		}, handlers.InsertNew(tx, `INSERT INTO journal_entries (scope, idempotency_key, topic, message_uuid, payload)
+			VALUES (?, ?, ?, ?, ?)`, "scope", "idempotency_key"),
 			tx.Scope(), tx.Key(), topic, msg.UUID, body)
 		return nil, nil
 	}

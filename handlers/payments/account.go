@@ -79,8 +79,8 @@ func (b *books) checkOpening(msg Opened) (o opening, err error) {
 }
 
 func insertAccount(ctx context.Context, tx handlers.Tx, o opening) (bool, error) {
-	result, err := tx.ExecContext(ctx, tx.Rebind(`INSERT INTO accounts (id, currency, kind, balance, opening_balance, scope, idempotency_key)
-		VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING`), o.id, o.currency, o.kind, o.units, o.units, tx.Scope(), tx.Key())
+	result, err := tx.ExecContext(ctx, handlers.InsertNew(tx, `INSERT INTO accounts (id, currency, kind, balance, opening_balance, scope, idempotency_key)
+		VALUES (?, ?, ?, ?, ?, ?, ?)`, "id"), o.id, o.currency, o.kind, o.units, o.units, tx.Scope(), tx.Key())
 	if err != nil {
 		return false, fmt.Errorf("insert account: %w", err)
 	}
@@ -112,8 +112,8 @@ func sameAccount(ctx context.Context, tx handlers.Tx, o opening) error {
 // bookOpening takes the opening balance from the currency's equity account.
 func (b *books) bookOpening(ctx context.Context, tx handlers.Tx, o opening) error {
 	equity := b.equityPrefix + o.currency
-	tx.Defer(nil, tx.Rebind(`INSERT INTO accounts (id, currency, kind, balance, opening_balance, scope, idempotency_key)
-		VALUES (?, ?, ?, 0, 0, ?, ?) ON CONFLICT (id) DO NOTHING`), equity, o.currency, kindEquity, tx.Scope(), tx.Key())
+	tx.Defer(nil, handlers.Ensure(tx, `INSERT INTO accounts (id, currency, kind, balance, opening_balance, scope, idempotency_key)
+		VALUES (?, ?, ?, 0, 0, ?, ?)`, "id"), equity, o.currency, kindEquity, tx.Scope(), tx.Key())
 	tx.Defer(func(rows int64) error {
 		if rows == 1 {
 			return nil

@@ -12,9 +12,9 @@ import (
 // insertPayment reports false where the payment_id is taken. It does not fail then: on PostgreSQL a
 // unique violation would abort the transaction and leave nobody to say whose the id is.
 func insertPayment(ctx context.Context, tx handlers.Tx, units int64, o Outcome) (bool, error) {
-	result, err := tx.ExecContext(ctx, tx.Rebind(`INSERT INTO payments
+	result, err := tx.ExecContext(ctx, handlers.InsertNew(tx, `INSERT INTO payments
 		(payment_id, scope, idempotency_key, from_account, to_account, amount, currency, status, reason)
-		VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (payment_id) DO NOTHING`),
+		VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)`, "payment_id"),
 		o.PaymentID, tx.Scope(), tx.Key(), o.From, o.To, units, o.Currency, string(o.Status), o.Reason)
 	if err != nil {
 		return false, fmt.Errorf("insert payment: %w", err)

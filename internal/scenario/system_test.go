@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	_ "github.com/go-sql-driver/mysql"
 	"github.com/goccy/go-yaml"
 	"github.com/google/uuid"
 	_ "github.com/jackc/pgx/v5/stdlib"
@@ -75,6 +76,7 @@ var databases = []struct {
 		db := testenv.Postgres(t)
 		return node{"dsn": db.DSN, "schema": db.Schema}
 	}},
+	{"mysql", func(t *testing.T, s *system) node { return node{"dsn": testenv.MySQL(t).DSN} }},
 }
 
 // onEverySystem runs test on every combination of broker and database.
@@ -158,9 +160,12 @@ func (s *system) db() *sqlx.DB {
 	s.t.Helper()
 	driver, dsn := "pgx", ""
 	settings := s.settings["databases"].(node)[s.database].(node)
-	if s.database == "sqlite" {
+	switch s.database {
+	case "sqlite":
 		driver, dsn = "sqlite", "file:"+settings["path"].(string)+"?mode=ro&_pragma=busy_timeout(10000)"
-	} else {
+	case "mysql":
+		driver, dsn = "mysql", settings["dsn"].(string)
+	default:
 		dsn = settings["dsn"].(string)
 	}
 	db, err := sqlx.Open(driver, dsn)

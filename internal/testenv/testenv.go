@@ -21,6 +21,7 @@ import (
 // variables are the environment variables of a service; the first one is its address.
 var variables = map[string][]string{
 	"postgres": {"ONCEMILL_TEST_POSTGRES"},
+	"mariadb":  {"ONCEMILL_TEST_MYSQL"},
 	"rabbitmq": {"ONCEMILL_TEST_RABBITMQ", "ONCEMILL_TEST_RABBITMQ_API"},
 	"kafka":    {"ONCEMILL_TEST_KAFKA"},
 	"nats":     {"ONCEMILL_TEST_NATS"},

@@ -191,6 +191,10 @@ func TestF025LosingTheClaim(t *testing.T) {
 
 // lockWaits is how many sessions of the test's schema wait for a lock.
 func (h *harness) lockWaits(t *testing.T) int {
+	if h.Dialect() == "mysql" {
+		return h.count(t, `SELECT count(*) FROM information_schema.innodb_trx x JOIN information_schema.processlist p ON p.id = x.trx_mysql_thread_id
+			WHERE x.trx_state = 'LOCK WAIT' AND p.db = database()`)
+	}
 	return h.count(t, `SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name = current_setting('application_name')`)
 }
 

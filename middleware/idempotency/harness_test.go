@@ -17,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/oncemill/oncemill/adapters/store"
+	"github.com/oncemill/oncemill/adapters/store/mysqlstore"
 	"github.com/oncemill/oncemill/adapters/store/pgstore"
 	"github.com/oncemill/oncemill/adapters/store/sqlitestore"
 	"github.com/oncemill/oncemill/internal/testenv"
@@ -50,7 +51,7 @@ type harness struct {
 func eachStore(t *testing.T, test func(t *testing.T, h *harness)) {
 	t.Helper()
 	t.Parallel()
-	for name, open := range map[string]func(*testing.T) *harness{"sqlite": onSQLite, "postgres": onPostgres} {
+	for name, open := range map[string]func(*testing.T) *harness{"sqlite": onSQLite, "postgres": onPostgres, "mysql": onMySQL} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			test(t, open(t))
@@ -74,6 +75,17 @@ func onPostgres(t *testing.T) *harness {
 	return newHarness(t, postgresOpener(db, db.DSN))
 }
 
+func onMySQL(t *testing.T) *harness {
+	t.Helper()
+	db := testenv.MySQL(t)
+	return newHarness(t, func(t *testing.T, connections int) store.Store {
+		c := mysqlstore.Config{DSN: db.DSN, MaxOpen: connections}
+		s, err := mysqlstore.Open(t.Context(), c, store.Options{Logger: slog.New(slog.DiscardHandler)})
+		require.NoError(t, err)
+		return s
+	})
+}
+
 // postgresOpener opens the schema of db at dsn, which may lead through a proxy.
 func postgresOpener(db testenv.Database, dsn string) func(t *testing.T, connections int) store.Store {
 	return func(t *testing.T, connections int) store.Store {
@@ -94,7 +106,11 @@ func newHarness(t *testing.T, open func(t *testing.T, connections int) store.Sto
 	}}
 	h.Store = h.open(t, 0)
 	require.NoError(t, h.Migrate(t.Context(), nil))
-	_, err := h.DB().ExecContext(t.Context(), `CREATE TABLE effects (k VARCHAR(300) NOT NULL, v VARCHAR(300) NOT NULL)`)
+	effects := `CREATE TABLE effects (k VARCHAR(300) NOT NULL, v VARCHAR(300) NOT NULL)`
+	if h.Dialect() == "mysql" {
+		effects = `CREATE TABLE effects (n bigint AUTO_INCREMENT PRIMARY KEY INVISIBLE, k VARBINARY(300) NOT NULL, v VARBINARY(300) NOT NULL)`
+	}
+	_, err := h.DB().ExecContext(t.Context(), effects)
 	require.NoError(t, err)
 	return h
 }
@@ -135,10 +151,7 @@ func (h *harness) effectsOf(t *testing.T, key string) int {
 // values are the payloads of the effects in the order of their commits.
 func (h *harness) values(t *testing.T) []string {
 	t.Helper()
-	order := "ctid"
-	if h.sqlite() {
-		order = "rowid"
-	}
+	order := map[string]string{"postgres": "ctid", "sqlite": "rowid", "mysql": "n"}[h.Dialect()]
 	var values []string
 	require.NoError(t, h.DB().SelectContext(t.Context(), &values, `SELECT v FROM effects ORDER BY `+order))
 	return values

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"time"
-	"unicode/utf8"
 
 	"github.com/oncemill/oncemill/middleware/keystore"
 	"github.com/oncemill/oncemill/middleware/parking"
@@ -25,7 +24,7 @@ func (k *Keys) List(ctx context.Context, f keystore.Filter) ([]keystore.Record, 
 		w.add("p.fingerprint = ?", f.Fingerprint)
 	}
 	if f.Prefix != "" {
-		w.add("substr(p.idempotency_key, 1, ?) = ?", int64(utf8.RuneCountInString(f.Prefix)), f.Prefix)
+		w.add("substr(p.idempotency_key, 1, ?) = ?", Length(f.Prefix), f.Prefix)
 	}
 	limit := f.Limit
 	if limit <= 0 {

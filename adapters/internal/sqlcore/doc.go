@@ -17,6 +17,8 @@
 //	{true} {false} {empty}  constants: truth values, no bytes
 //	{ident COL}  the parked identity of a key column (see identity)
 //
+// What a database cannot say in one statement it says in others: see Rephraser.
+//
 // # Guarantees
 //
 // A key's row and all that commits with it are written in one transaction of the database. A

@@ -30,7 +30,10 @@ func Folder(files fs.FS, dialect string) (fs.FS, bool) {
 	return sub, err == nil
 }
 
-func (m MigrationSet) table() string { return "oncemill_version_" + m.Name }
+func (m MigrationSet) table() string { return VersionTable(m.Name) }
+
+// VersionTable is the table with the versions of a set.
+func VersionTable(set string) string { return "oncemill_version_" + set }
 
 func (m MigrationSet) provider(db *sql.DB, dialect goose.Dialect, logger *slog.Logger) (*goose.Provider, error) {
 	p, err := goose.NewProvider(dialect, db, m.Files,

@@ -80,9 +80,11 @@ func (c *Core) Publish(ctx context.Context, tx any, records []outbox.Record) err
 		return fmt.Errorf("publish through a %T: pass a *sql.Tx or a *sqlx.Tx of this database", tx)
 	}
 	for _, s := range insertOutbox(records) {
-		query, args := c.dialect.Bind(s)
-		if err := run(ctx, query, args); err != nil {
-			return fmt.Errorf("write outgoing messages: %w", err)
+		for _, phrase := range phrases(c.dialect, s) {
+			query, args := c.dialect.Bind(phrase)
+			if err := run(ctx, query, args); err != nil {
+				return fmt.Errorf("write outgoing messages: %w", err)
+			}
 		}
 	}
 	return nil

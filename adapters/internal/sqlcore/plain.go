@@ -110,7 +110,23 @@ type runner interface {
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 }
 
+// run runs what the dialect says in the place of s.
 func (p *Plain) run(ctx context.Context, r runner, s *Stmt) error {
+	said := phrases(p.Dialect, s)
+	if len(said) == 1 && said[0] == s {
+		return p.runOne(ctx, r, s)
+	}
+	for _, phrase := range said {
+		if err := p.runOne(ctx, r, phrase); err != nil {
+			return err
+		}
+		s.Changed += phrase.Changed
+	}
+	s.Ran = true
+	return nil
+}
+
+func (p *Plain) runOne(ctx context.Context, r runner, s *Stmt) error {
 	query, args := p.Dialect.Bind(s)
 	if s.Row == nil {
 		res, err := r.ExecContext(ctx, query, args...)

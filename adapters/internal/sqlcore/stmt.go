@@ -44,6 +44,9 @@ type List struct {
 // Later is an argument of {later}: a duration from now on, by the store's clock.
 type Later time.Duration
 
+// Length is an argument that is the length of a text, as the database's substr counts it: in characters, or in bytes where keys are bytes.
+type Length string
+
 // Sender sends statements to one database. Safe for concurrent use.
 type Sender interface {
 	// Do runs the statements in order, all or nothing, in a transaction of its own.

@@ -3,6 +3,7 @@ package pgstore
 import (
 	"strconv"
 	"time"
+	"unicode/utf8"
 
 	"github.com/oncemill/oncemill/adapters/internal/sqlcore"
 )
@@ -85,8 +86,11 @@ func (spelling) List(w *sqlcore.Text, l *sqlcore.List) {
 }
 
 func (spelling) Value(v any) any {
-	if d, ok := v.(sqlcore.Later); ok {
-		return time.Duration(d).Microseconds()
+	switch v := v.(type) {
+	case sqlcore.Later:
+		return time.Duration(v).Microseconds()
+	case sqlcore.Length:
+		return int64(utf8.RuneCountInString(string(v)))
 	}
 	return v
 }

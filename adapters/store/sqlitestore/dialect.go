@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"modernc.org/sqlite"
 	sqlite3 "modernc.org/sqlite/lib"
@@ -128,6 +129,8 @@ func (s spelling) Value(v any) any {
 	switch v := v.(type) {
 	case sqlcore.Later:
 		return sqlcore.FormatTime(s.now.Add(time.Duration(v)))
+	case sqlcore.Length:
+		return int64(utf8.RuneCountInString(string(v)))
 	case time.Time:
 		return sqlcore.FormatTime(v)
 	case []byte:

@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/go-sql-driver/mysql"
 	"github.com/goccy/go-yaml"
 	"github.com/jmoiron/sqlx"
 	"github.com/pressly/goose/v3"
@@ -34,9 +36,9 @@ type DB struct {
 	bindings map[string]handlers.Binding
 }
 
-// Each runs a test on SQLite and on PostgreSQL, each with fresh tables. config is the plugin's section as YAML.
+// Each runs a test on SQLite, PostgreSQL and MySQL, each with fresh tables. config is the plugin's section as YAML.
 func Each(t *testing.T, plugin handlers.Plugin, config string, run func(t *testing.T, db *DB)) {
-	for _, dialect := range []string{"sqlite", "postgres"} {
+	for _, dialect := range []string{"sqlite", "postgres", "mysql"} {
 		t.Run(dialect, func(t *testing.T) { run(t, Open(t, dialect, plugin, config)) })
 	}
 }
@@ -50,6 +52,8 @@ func Open(t testing.TB, dialect string, plugin handlers.Plugin, config string) *
 		db.DB = openSQLite(t)
 	case "postgres":
 		db.DB = openPostgres(t)
+	case "mysql":
+		db.DB = openMySQL(t)
 	default:
 		t.Fatalf("no dialect %q", dialect)
 	}
@@ -96,10 +100,22 @@ func openPostgres(t testing.TB) *sqlx.DB {
 	return db
 }
 
+// openMySQL opens sessions as the application does.
+func openMySQL(t testing.TB) *sqlx.DB {
+	cfg, err := mysql.ParseDSN(testenv.MySQL(t).DSN)
+	require.NoError(t, err)
+	cfg.ParseTime, cfg.ClientFoundRows, cfg.InterpolateParams = true, true, true
+	cfg.Params = map[string]string{"sql_mode": "'TRADITIONAL,PIPES_AS_CONCAT'", "tx_isolation": "'READ-COMMITTED'", "time_zone": "'+00:00'"}
+	db, err := sqlx.Open("mysql", cfg.FormatDSN())
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, db.Close()) })
+	return db
+}
+
 func migrate(t testing.TB, db *DB, plugin handlers.Plugin) {
 	files, err := fs.Sub(plugin.Migrations, db.Dialect)
 	require.NoError(t, err)
-	dialect := map[string]goose.Dialect{"sqlite": goose.DialectSQLite3, "postgres": goose.DialectPostgres}[db.Dialect]
+	dialect := map[string]goose.Dialect{"sqlite": goose.DialectSQLite3, "postgres": goose.DialectPostgres, "mysql": goose.DialectMySQL}[db.Dialect]
 	provider, err := goose.NewProvider(dialect, db.DB.DB, files)
 	require.NoError(t, err)
 	_, err = provider.Up(context.Background())
@@ -186,6 +202,9 @@ func Message(t testing.TB, key string, payload any) *message.Message {
 // Text returns what a query with one row and one column yields, as text ("" for NULL).
 func (db *DB) Text(query string, args ...any) string {
 	db.t.Helper()
+	if db.Dialect == "mysql" {
+		query = strings.ReplaceAll(query, " AS text)", " AS char)")
+	}
 	var value any
 	require.NoError(db.t, db.QueryRow(db.Rebind(query), args...).Scan(&value))
 	switch v := value.(type) {
