@@ -1,8 +1,6 @@
 package app
 
 import (
-	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -11,36 +9,7 @@ import (
 
 	"github.com/oncemill/oncemill/config"
 	"github.com/oncemill/oncemill/handlers"
-	"github.com/oncemill/oncemill/middleware/idempotency"
 )
-
-// transactional adapts a plugin's handler to the engine.
-func transactional(h handlers.Handler) idempotency.Handler {
-	return func(ctx context.Context, tx *idempotency.Tx, msg *message.Message) (any, error) {
-		return h(ctx, tx, msg)
-	}
-}
-
-// external adapts a plugin's external handler to the engine.
-func external(e handlers.External, policy handlers.UnknownPolicy) *idempotency.External {
-	ext := &idempotency.External{
-		Unknown: idempotency.UnknownPolicy(policy), Window: e.Window,
-		Call: func(ctx context.Context, msg *message.Message, scope, key string) (any, error) {
-			return e.Call(ctx, msg, handlers.NewKey(scope, key))
-		},
-	}
-	if e.Record != nil {
-		ext.Record = func(ctx context.Context, tx *idempotency.Tx, msg *message.Message, result json.RawMessage) error {
-			return e.Record(ctx, tx, msg, result)
-		}
-	}
-	if e.Probe != nil {
-		ext.Probe = func(ctx context.Context, msg *message.Message, scope, key string) (any, bool, error) {
-			return e.Probe(ctx, msg, handlers.NewKey(scope, key))
-		}
-	}
-	return ext
-}
 
 // routed is what Watermill's router calls behind the engine's middleware; the engine answers for every message itself.
 func routed(*message.Message) error {

@@ -9,6 +9,7 @@ import (
 	"github.com/oncemill/oncemill/adapters/broker"
 	"github.com/oncemill/oncemill/config"
 	"github.com/oncemill/oncemill/handlers"
+	"github.com/oncemill/oncemill/internal/pluginbind"
 	"github.com/oncemill/oncemill/middleware/envelope"
 	"github.com/oncemill/oncemill/middleware/idempotency"
 )
@@ -67,12 +68,12 @@ func bindOne(cfg *config.Config, p handlers.Plugin, decl handlers.Binding) (bind
 		if policy == handlers.UnknownProbe && decl.External.Probe == nil {
 			refuse("unknown_outcome", errors.New("this handler cannot probe; use park or retry"))
 		}
-		b.engine.External = external(*decl.External, policy)
+		b.engine.External = pluginbind.External(*decl.External, policy)
 	} else {
 		if set.UnknownOutcome != "" {
 			refuse("unknown_outcome", errors.New("is for external handlers; this one commits with its key, so its outcome is always known"))
 		}
-		b.engine.Handler = transactional(decl.Handler)
+		b.engine.Handler = pluginbind.Transactional(decl.Handler)
 	}
 	return b, errors.Join(errs...)
 }

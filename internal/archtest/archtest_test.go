@@ -37,7 +37,7 @@ var rules = []rule{
 	{"middleware/idempotency", []string{"middleware/envelope", "middleware/outbox", "middleware/parking", "middleware/keystore"}, "the core works without the rest of Oncemill"},
 	{"middleware", []string{"middleware/..."}, "the chain works in any Watermill router"},
 	{"handlers", []string{"middleware/envelope"}, "the plugin contract knows no engine"},
-	{"handlers/handlertest/...", []string{"handlers/...", "middleware/...", "adapters/..."}, "the kit may know everything but app"},
+	{"handlers/handlertest/...", []string{"handlers/...", "middleware/...", "adapters/...", "internal/pluginbind"}, "the kit may know everything but app"},
 	{"handlers/internal/...", []string{"handlers", "middleware/envelope", "internal/testenv/..."}, "what plugins' tests share"},
 	{"handlers/...", []string{"handlers", "handlers/internal/...", "middleware/envelope"}, "a plugin knows the plugin contract only"},
 	{"adapters/broker", []string{"middleware/envelope", "middleware/outbox"}, "a contract knows no implementation"},

@@ -1,0 +1,140 @@
+package handlertest
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/oncemill/oncemill/adapters/store"
+	"github.com/oncemill/oncemill/handlers"
+	"github.com/oncemill/oncemill/internal/pluginbind"
+	"github.com/oncemill/oncemill/middleware/idempotency"
+)
+
+// replica is one process's part: connections and engines of its own.
+type replica struct {
+	name    string
+	store   store.Store
+	engines map[string]*idempotency.Engine // by scope
+
+	mu      sync.Mutex
+	fault   idempotency.Fault
+	outcome map[string]Outcome // the latest, by scope
+}
+
+func (k *Kit) newReplica(name string) *replica {
+	k.t.Helper()
+	r := &replica{name: name, store: k.openStore(), engines: map[string]*idempotency.Engine{}, outcome: map[string]Outcome{}}
+	for _, b := range k.bindings {
+		engine, err := idempotency.New(idempotency.Config{
+			Binding: k.binding(b), Keys: r.store.Keys(), Parking: r.store.Parking(), Owner: name,
+			Logger: k.logger(), Observe: r.observe, Fault: r.at,
+		})
+		if err != nil {
+			k.t.Fatalf("handlertest: binding %s: %v", b.Name, err)
+		}
+		k.t.Cleanup(func() {
+			engine.Stop()
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			defer cancel()
+			if err := engine.Wait(ctx); err != nil {
+				k.t.Errorf("handlertest: binding %s does not stop: %v", b.Name, err)
+			}
+		})
+		r.engines[scope(b)] = engine
+	}
+	return r
+}
+
+// binding is what the application makes of a declaration, except that a retry is parked at once: a test does not wait.
+func (k *Kit) binding(b handlers.Binding) idempotency.Binding {
+	made := idempotency.Binding{
+		Scope: scope(b), Topic: b.Topic, Retention: k.plugin.Retention,
+		Retry: idempotency.Retry{InProcess: -1}, Timeout: patience / 2,
+	}
+	if b.External == nil {
+		made.Handler = pluginbind.Transactional(b.Handler)
+		return made
+	}
+	policy := b.External.Unknown
+	if k.unknown != "" {
+		policy = k.unknown
+	}
+	made.External = pluginbind.External(*b.External, policy)
+	// A Record that fails is tried again with its Call's result, which no parked copy would have.
+	made.Retry.InProcess = time.Second / 2
+	return made
+}
+
+func scope(b handlers.Binding) string { return Service + "/" + b.Name }
+
+// tableName makes of a plugin's name what may stand in a table's name.
+func tableName(plugin string) string { return strings.ReplaceAll(plugin, "-", "_") }
+
+// Outcome is what became of a delivered message.
+type Outcome string
+
+// Outcomes of a delivery.
+const (
+	Completed Outcome = "completed"   // its effect is committed
+	Duplicate Outcome = "duplicate"   // it was completed before; nothing ran
+	Parked    Outcome = "parked"      // it failed and waits for its next attempt, which Advance runs
+	Waiting   Outcome = "waiting"     // a parked copy of it exists; this one was not needed
+	Dead      Outcome = "dead_letter" // it is a dead letter
+	Rejected  Outcome = "rejected"    // it became a dead letter before; nothing ran
+	InDoubt   Outcome = "in_doubt"    // whether its outside effect happened is not known
+	// HandedBack is a delivery that went back to the broker, which would deliver it again.
+	HandedBack Outcome = "handed_back"
+)
+
+func (r *replica) observe(e idempotency.Event) {
+	switch outcome := Outcome(e.Kind); outcome {
+	case Completed, Duplicate, Parked, Waiting, Dead, Rejected, InDoubt:
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.outcome[e.Scope] = outcome
+	}
+}
+
+func (r *replica) latest(scope string) Outcome {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.outcome[scope]
+}
+
+// at is the engine's fault hook; breakAt decides what it does.
+func (r *replica) at(ctx context.Context, at idempotency.FaultPoint) error {
+	r.mu.Lock()
+	fault := r.fault
+	r.mu.Unlock()
+	if fault == nil {
+		return nil
+	}
+	return fault(ctx, at)
+}
+
+func (r *replica) breakAt(fault idempotency.Fault) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.fault = fault
+}
+
+// runDue runs what is parked and due, until nothing is.
+func (r *replica) runDue(ctx context.Context) error {
+	scopes := make([]string, 0, len(r.engines))
+	for scope := range r.engines {
+		scopes = append(scopes, scope)
+	}
+	for {
+		rows, err := r.store.Parking().LeaseDue(ctx, scopes, 16, time.Minute)
+		if err != nil || len(rows) == 0 {
+			return err
+		}
+		for _, row := range rows {
+			if err := r.engines[row.Scope].RunParked(ctx, row); err != nil {
+				return err
+			}
+		}
+	}
+}
