@@ -4,19 +4,8 @@ import (
 	"fmt"
 
 	"github.com/oncemill/oncemill/adapters/broker"
-	"github.com/oncemill/oncemill/adapters/broker/kafkabroker"
-	"github.com/oncemill/oncemill/adapters/broker/natsbroker"
-	"github.com/oncemill/oncemill/adapters/broker/rabbitbroker"
-	"github.com/oncemill/oncemill/adapters/broker/sqlbroker"
 	"github.com/oncemill/oncemill/adapters/store"
-	"github.com/oncemill/oncemill/adapters/store/mysqlstore"
-	"github.com/oncemill/oncemill/adapters/store/pgstore"
-	"github.com/oncemill/oncemill/adapters/store/sqlitestore"
 	"github.com/oncemill/oncemill/handlers"
-	"github.com/oncemill/oncemill/handlers/counters"
-	"github.com/oncemill/oncemill/handlers/email"
-	"github.com/oncemill/oncemill/handlers/journal"
-	"github.com/oncemill/oncemill/handlers/payments"
 )
 
 // Set is what an application is made of: the brokers, databases and plugins that are linked in. It is an explicit
@@ -27,31 +16,6 @@ type Set struct {
 	Brokers []broker.Factory
 	Stores  []store.Factory
 	Plugins []handlers.Plugin
-}
-
-// Builtin is everything that Oncemill ships.
-func Builtin() Set {
-	return Set{
-		Service: "oncemill",
-		Brokers: []broker.Factory{
-			natsbroker.EmbeddedFactory(),
-			rabbitbroker.Factory(),
-			kafkabroker.Factory(),
-			natsbroker.Factory(),
-			sqlbroker.Factory(),
-		},
-		Stores: []store.Factory{
-			sqlitestore.Factory(),
-			pgstore.Factory(),
-			mysqlstore.Factory(),
-		},
-		Plugins: []handlers.Plugin{
-			payments.Plugin(),
-			email.Plugin(),
-			counters.Plugin(),
-			journal.Plugin(),
-		},
-	}
 }
 
 // validate refuses what could only go wrong later: no name, a name given twice, a plugin that is not complete.

@@ -6,6 +6,7 @@ import (
 	"os"
 
 	"github.com/oncemill/oncemill/app"
+	"github.com/oncemill/oncemill/app/builtin"
 )
 
-func main() { os.Exit(app.Main(app.Builtin())) }
+func main() { os.Exit(app.Main(builtin.Set())) }

@@ -25,7 +25,7 @@ type rule struct {
 }
 
 var rules = []rule{
-	{"cmd/...", []string{"app", "internal/testenv/..."}, "main only starts the application"},
+	{"cmd/...", []string{"app", "app/builtin", "internal/testenv/..."}, "main only starts the application"},
 	{"config", nil, "configuration is plain data and knows no adapter"},
 	{"middleware/envelope", nil, "the message contract is a leaf"},
 	{"middleware/outbox", []string{"middleware/envelope"}, "a contract knows no implementation"},

@@ -17,7 +17,7 @@ import (
 	_ "modernc.org/sqlite"
 
 	"github.com/oncemill/oncemill/adapters/broker"
-	"github.com/oncemill/oncemill/app"
+	"github.com/oncemill/oncemill/app/builtin"
 	"github.com/oncemill/oncemill/config"
 	"github.com/oncemill/oncemill/internal/testenv"
 )
@@ -140,7 +140,7 @@ func (s *system) open() broker.Broker {
 	s.t.Helper()
 	cfg, err := config.Load(config.LoadOptions{File: s.file})
 	require.NoError(s.t, err)
-	for _, f := range app.Builtin().Brokers {
+	for _, f := range builtin.Set().Brokers {
 		if f.Name != s.broker {
 			continue
 		}

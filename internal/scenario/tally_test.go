@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/oncemill/oncemill/app"
+	"github.com/oncemill/oncemill/app/builtin"
 	"github.com/oncemill/oncemill/handlers"
 )
 
@@ -26,7 +27,7 @@ const (
 // instrumented is everything built in, and a plugin whose handler counts its own runs outside the transaction, as a witness
 // that no rollback can take back.
 func instrumented() app.Set {
-	set := app.Builtin()
+	set := builtin.Set()
 	set.Plugins = append(set.Plugins, tally())
 	return set
 }
