@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -27,8 +28,18 @@ import (
 	"github.com/oncemill/oncemill/middleware/parking"
 )
 
+// tests are a package's tests that leave no connection behind which was for the set-up only.
+type tests struct{ *testing.M }
+
+func (t tests) Run() int {
+	defer http.DefaultClient.CloseIdleConnections()
+	return t.M.Run()
+}
+
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m,
+	goleak.VerifyTestMain(tests{m},
+		// sarama's, one for the process.
+		goleak.IgnoreTopFunction("github.com/rcrowley/go-metrics.(*meterArbiter).tick"),
 		// Watermill's Deduplicator never ends this one.
 		goleak.IgnoreAnyFunction("github.com/ThreeDotsLabs/watermill/message/router/middleware.(*mapExpiringKeyRepository).cleanOutLoop"))
 }

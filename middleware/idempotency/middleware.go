@@ -68,6 +68,11 @@ func adopt(h message.HandlerFunc, publish string) Handler {
 
 // Router makes a middleware for a whole router: each handler gets an engine with a scope of its own, made from
 // base by the handler's name. It is for routers without the rest of Oncemill; see Engine.Middleware.
+//
+// Each key's effect happens exactly once with any subscriber. What else holds depends on the subscriber. With Watermill's own:
+// messages of one ordering key may overtake each other, unless Lanes decorates the subscriber and that delivers many at a time in order; a
+// message that kills its process is not known as a suspect, and comes again at once; a nack, which only a stop
+// or an outage of the store causes, is redelivered without a wait; a waiting message holds its subscriber's next one where that has one in flight.
 type Router struct {
 	base    Config
 	mu      sync.Mutex
