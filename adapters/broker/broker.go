@@ -19,6 +19,8 @@ import (
 type Factory struct {
 	// Name is what --broker takes: lower case, letters only.
 	Name string
+	// Keys is what --keys takes for keys in the broker's own transactions; empty where its brokers are not Transactional.
+	Keys string
 	// Open connects. decode fills a pointer to the adapter's own configuration struct, strictly (unknown names
 	// are errors); the struct holds the defaults before. Open returns an error that says what to do when the broker cannot be
 	// reached within ctx; it never retries for ever.

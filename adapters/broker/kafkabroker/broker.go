@@ -25,7 +25,7 @@ var ErrClosed = errors.New("kafka: the broker is closed")
 // Factory makes the adapter for Apache Kafka. Its configuration is Config.
 func Factory() broker.Factory {
 	return broker.Factory{
-		Name: name,
+		Name: name, Keys: name,
 		Open: func(ctx context.Context, decode func(any) error, opts broker.Options) (broker.Broker, error) {
 			conf, err := configure(decode)
 			if err != nil {
