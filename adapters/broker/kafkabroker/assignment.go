@@ -23,8 +23,14 @@ type assignment struct {
 	cancel  context.CancelFunc
 	watcher sync.WaitGroup
 
-	mu     sync.Mutex
-	failed bool
+	mu       sync.Mutex
+	failed   bool
+	working  int           // shards whose work has not ended
+	finished chan struct{} // closed when it all has
+}
+
+func newAssignment(t *transactor) *assignment {
+	return &assignment{t: t, shards: map[int32]*shard{}, finished: make(chan struct{})}
 }
 
 var _ sarama.ConsumerGroupHandler = (*assignment)(nil)
@@ -59,6 +65,10 @@ func (a *assignment) Setup(session sarama.ConsumerGroupSession) error {
 	working, stop := context.WithCancel(context.Background())
 	a.cancel = stop
 	a.watcher.Go(func() { a.watch(working) })
+	if a.working = len(a.shards); a.working == 0 {
+		close(a.finished)
+	}
+	a.t.setCurrent(a)
 	a.t.setWhy(nil)
 	return nil
 }
@@ -121,15 +131,25 @@ func (a *assignment) ConsumeClaim(_ sarama.ConsumerGroupSession, claim sarama.Co
 		return nil
 	}
 	s.messages = claim.Messages()
-	if err := a.t.work(s.ctx, s); err != nil {
+	err := a.t.work(s.ctx, s)
+	a.finish()
+	if err != nil {
 		a.fail(s, err)
 		return nil
 	}
 	select { // the others of this assignment have work to finish
 	case <-a.session.Context().Done():
-	case <-a.t.draining:
+	case <-a.finished:
 	}
 	return nil
+}
+
+func (a *assignment) finish() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.working--; a.working == 0 {
+		close(a.finished)
+	}
 }
 
 // fail notes that a partition was given up. After a failure nothing in memory counts: the partition is taken over anew, by whoever gets it.
@@ -152,6 +172,7 @@ func (a *assignment) Cleanup(sarama.ConsumerGroupSession) error {
 		a.watcher.Wait()
 	}
 	a.closeShards()
+	a.t.setCurrent(nil)
 	a.t.setWhy(errJoining)
 	a.t.settleDown(a.failed)
 	return nil

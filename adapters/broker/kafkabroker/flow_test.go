@@ -354,6 +354,7 @@ func TestFlowStopsGracefully(t *testing.T) {
 		}
 		return nil
 	})
+	time.Sleep(testConfig(t).SettleTimeout + time.Second) // a rebalance waits for less; a stop has its own patience
 	close(finish)
 	require.NoError(t, <-drained)
 	seen := published(t, p.out, 2)

@@ -41,6 +41,7 @@ type transactor struct {
 	halted  bool
 	why     error // why nothing is consumed
 	full    map[int32]bool
+	current *assignment
 	failing int // assignments in a row that ended by an error
 }
 
@@ -165,14 +166,14 @@ func (t *transactor) run() {
 	var workers sync.WaitGroup
 	workers.Go(func() {
 		defer cancel()
-		<-t.draining
+		t.awaitStop()
 	})
 	workers.Go(func() { t.watchBacklog(ctx, t.caughtUp) })
 	pause := backoff.NewExponentialBackOff()
 	pause.InitialInterval, pause.MaxInterval = 100*time.Millisecond, 5*time.Second
 	for ctx.Err() == nil {
 		started := time.Now()
-		err := t.join(ctx, func() sarama.ConsumerGroupHandler { return &assignment{t: t, shards: map[int32]*shard{}} })
+		err := t.join(ctx, func() sarama.ConsumerGroupHandler { return newAssignment(t) })
 		if ctx.Err() != nil {
 			break
 		}
@@ -198,6 +199,28 @@ func orJoining(err error) error {
 		return errJoining
 	}
 	return err
+}
+
+// awaitStop returns when a drain has nothing left to wait for.
+func (t *transactor) awaitStop() {
+	<-t.draining
+	t.mu.Lock()
+	current := t.current
+	t.mu.Unlock()
+	if current == nil {
+		return
+	}
+	select {
+	case <-current.finished:
+	case <-current.session.Context().Done():
+	case <-t.halt:
+	}
+}
+
+func (t *transactor) setCurrent(a *assignment) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.current = a
 }
 
 // fence takes over the transactional id of the scope and partition: from here on every earlier owner's commit is refused, and what it left
