@@ -388,6 +388,15 @@ func TestTransactionsCommitTheGroupsOffsets(t *testing.T) {
 	r.drain()
 }
 
+func TestTransactionsNeedWhatFences(t *testing.T) {
+	t.Parallel()
+	conf := testConfig(t)
+	conf.Version = "2.4.0"
+	b := open(t, conf)
+	_, err := b.Transactions(broker.Subscription{Topic: "in", Group: "g"}, time.Hour)
+	require.ErrorContains(t, err, "version 2.5.0")
+}
+
 func TestKeysAreDeclaredAsTheInputIs(t *testing.T) {
 	t.Parallel()
 	p := newPipe(t, 2)

@@ -58,6 +58,9 @@ func (b *Broker) Transactions(sub broker.Subscription, retention time.Duration) 
 	if !groupPattern.MatchString(sub.Group) {
 		return nil, fmt.Errorf("kafka: subscription: group %q: 1 to 100 letters, digits, '.', '_' and '-' are allowed", sub.Group)
 	}
+	if version, err := sarama.ParseKafkaVersion(b.conf.Version); err != nil || !version.IsAtLeast(sarama.V2_5_0_0) {
+		return nil, fmt.Errorf("kafka: transactions need version 2.5.0 or later, not %s: before it a member that lost its partition is not told from its owner", b.conf.Version)
+	}
 	if retention <= 0 {
 		return nil, errors.New("kafka: transactions: a retention of keys is needed")
 	}
