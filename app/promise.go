@@ -120,7 +120,6 @@ func (p *Promise) inBroker(b binding, g ground) {
 	p.because("messages that wait for a retry and dead letters are kept in %s, written before the transaction commits, removed after it", g.database)
 	p.unless("what the handler does besides publishing")
 	p.unless("keys that were kept elsewhere before: a change of keys starts with none")
-	p.unless("a message that kills the process: it is not counted, and holds its partition until it is removed")
 }
 
 func (p *Promise) external(b binding) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -30,6 +31,7 @@ type relabel struct {
 	SleepMS int    `json:"sleep_ms"`
 	Fails   bool   `json:"fails"`   // once in each process
 	Refused bool   `json:"refused"` // for ever
+	Kill    bool   `json:"kill"`    // the handler ends its process
 }
 
 // relabelSet is an application of the relabelling plugin alone.
@@ -50,6 +52,9 @@ func label(ctx context.Context, out handlers.Emitter, r relabel) error {
 	case <-time.After(time.Duration(r.SleepMS) * time.Millisecond):
 	case <-ctx.Done():
 		return ctx.Err()
+	}
+	if r.Kill {
+		os.Exit(137)
 	}
 	if r.Refused {
 		return handlers.Permanent("told-to", "the test wants it")
@@ -143,10 +148,10 @@ func (l *labels) requireOnce(t *testing.T, names []string) {
 	require.Equal(t, len(names), l.total)
 }
 
-// TestKafkaTransactionsUnderKills consumes, transforms and produces 20,000 messages and 4,000 second sendings in Kafka transactions, while replicas are
+// TestF068KafkaTransactionsUnderKills consumes, transforms and produces 20,000 messages and 4,000 second sendings in Kafka transactions, while replicas are
 // killed ten times, and others join and leave four times. Some messages fail for the moment and are parked, some for ever.
 // F068: a rebalance with work in flight.
-func TestKafkaTransactionsUnderKills(t *testing.T) {
+func TestF068KafkaTransactionsUnderKills(t *testing.T) {
 	const count, again, kills = 20000, 4000, 10
 	s := relabelSystem(t, "kafka", "postgres", "kafka")
 	a, b, c := s.relabeler("a"), s.relabeler("b"), s.relabeler("c")
@@ -206,6 +211,39 @@ func TestKafkaTransactionsUnderKills(t *testing.T) {
 	b.stop()
 	seen.requireOnce(t, labelled)
 	s.emptyQueues(t, map[string]string{"relabel": relabelIn})
+}
+
+// TestKafkaTransactionsFindTheKiller: a message that kills its process ends as a dead letter, and no other does, wherever the others stand.
+func TestKafkaTransactionsFindTheKiller(t *testing.T) {
+	s := relabelSystem(t, "kafka", "postgres", "kafka")
+	s.set("crash_limit", 2)
+	s.set("brokers/kafka/partitions", 2)
+	s.write()
+	a := s.relabeler("a")
+	a.start()
+	a.ready()
+	seen := s.labels()
+	var events []event
+	var labelled []string
+	for i := range 100 {
+		name, more := fmt.Sprintf("n-%03d", i), ""
+		if i == 40 {
+			more = `,"kill":true`
+		} else {
+			labelled = append(labelled, name)
+		}
+		events = append(events, event{topic: relabelIn, key: name, ordering: name, body: fmt.Sprintf(`{"name":%q%s}`, name, more)})
+	}
+	s.sendFromSeveral(1, events)
+	db := s.db()
+	ends := a.supervise(func() bool {
+		return seen.seen() >= len(labelled) && number(t, db, `SELECT count(*) FROM parked WHERE state = 'dead' AND reason = 'crashed'`) == 1
+	}, 4*time.Minute)
+	require.GreaterOrEqual(t, ends, 3)
+	a.ready()
+	a.stop()
+	seen.requireOnce(t, labelled)
+	require.Equal(t, int64(1), number(t, db, `SELECT count(*) FROM parked`))
 }
 
 // TestTransformWithKeysInTheDatabase: the same plugin, with its keys in the database, on any broker; its messages leave by the outbox.

@@ -38,7 +38,7 @@ type FlowConfig struct {
 // and then parked; its successors of one ordering key queue behind it. Parked rows belong to their shard, whose owner alone runs
 // them: their scope is ShardScope.
 //
-// What kills the process is not counted (CrashLimit has no meaning here): such a message holds its shard.
+// A message that may have killed a process runs alone and is counted in the database before (Delivery.Redelivered, CrashLimit).
 type Flow struct {
 	e         *Engine
 	transform Transform

@@ -100,8 +100,15 @@ func (w *flowShard) drive(b *flowBatch, j *job) error {
 		}
 		f := w.e.classify(err)
 		w.e.logFailure(w.ctx, j, f)
-		if f.class == stopping {
+		switch f.class {
+		case stopping:
 			return errHandBack
+		case unavailable, contention, unknown: // of the database, which counts suspects
+			w.e.observe(Event{Kind: EventUnavailable, Scope: w.e.binding.Scope})
+			if !pause(w.wait, p.outage()) {
+				return errHandBack
+			}
+			continue
 		}
 		if f.class == permanent {
 			return w.bury(b, j, f)
@@ -143,11 +150,19 @@ func (w *flowShard) attempt(j *job) ([]outbox.Record, error) {
 		return nil, errHandBack
 	}
 	defer func() { <-w.e.slots }()
-	leave, err := w.e.gate.Enter(w.ctx, false)
+	suspect := j.suspect
+	leave, err := w.e.gate.Enter(w.ctx, suspect)
 	if err != nil {
 		return nil, errHandBack
 	}
 	defer leave()
+	if suspect {
+		absolve, err := w.e.accuse(w.ctx, j)
+		defer absolve()
+		if err != nil {
+			return nil, err
+		}
+	}
 	out := &Outputs{job: j, check: w.shard.Check}
 	err = w.e.guarded(w.ctx, func(ctx context.Context) (err error) {
 		msg := j.copyFor(ctx)

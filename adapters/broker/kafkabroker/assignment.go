@@ -132,6 +132,9 @@ func (a *assignment) ConsumeClaim(_ sarama.ConsumerGroupSession, claim sarama.Co
 	}
 	s.messages = claim.Messages()
 	err := a.t.work(s.ctx, s)
+	if err == nil {
+		s.leave()
+	}
 	a.finish()
 	if err != nil {
 		a.fail(s, err)
@@ -144,6 +147,7 @@ func (a *assignment) ConsumeClaim(_ sarama.ConsumerGroupSession, claim sarama.Co
 	return nil
 }
 
+// finish counts a shard whose work has ended.
 func (a *assignment) finish() {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -48,8 +48,10 @@
 // Keys are counted from the broker's time of their commit and forgotten after the retention by a null record, but not before what stood in the
 // partition at the takeover is committed. A partition with max_keys keys waits; none is forgotten early.
 //
+// At most 512 records are under way beyond the committed offset; after an owner that did not leave in order they count as redelivered.
+//
 // Not promised: that a second sending is recognised in another partition, that a reader of uncommitted records sees nothing of aborted
-// transactions, that a message that kills the process in a transaction's binding is set aside. That a member notices a network that swallows packets before 15 seconds have passed (what it delivers until then is
+// transactions. That a member notices a network that swallows packets before 15 seconds have passed (what it delivers until then is
 // within the bound that its last commit named). A lag of zero behind the markers of foreign transactions: they have offsets that no
 // consumer sees; CaughtUp knows them. Order between keys or partitions, and order for a key whose topic gets more partitions. A
 // topic's retention removes records, consumed or not. Kafka forgets a group's offsets some time (default 7 days) after

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strconv"
 	"time"
 
@@ -29,6 +30,8 @@ type shard struct {
 	start     int64 // the first record to handle
 	next      int64 // behind the last record that was given out
 	committed int64
+	suspects  int64 // records below it may have been given out by an owner that died of one
+	held      *sarama.ConsumerMessage
 	backlog   int64 // keys are not forgotten before the position has reached it
 	idle      time.Time
 
@@ -68,8 +71,11 @@ func (s *shard) load(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	s.start = points[s.partition].offset
+	s.start, s.suspects = points[s.partition].offset, points[s.partition].upTo
 	s.next, s.committed = s.start, s.start
+	if err := s.mark(ctx, s.reach()); err != nil {
+		return err
+	}
 	s.backlog, err = t.b.offset(ctx, t.physical, s.partition, sarama.OffsetNewest)
 	return err
 }
@@ -86,6 +92,12 @@ func (s *shard) Next(wait time.Duration) (*message.Message, error) {
 	case <-s.stopping:
 		return nil, transact.ErrStopping
 	default:
+	}
+	if s.next >= s.committed+underWay {
+		return nil, nil // the batch is to be committed
+	}
+	if record := s.held; record != nil {
+		return s.take(record, true)
 	}
 	source := s.messages
 	if s.isFull() {
@@ -130,10 +142,38 @@ func (s *shard) take(record *sarama.ConsumerMessage, open bool) (*message.Messag
 			return nil, errors.New("kafka: the partition cannot be read any more")
 		}
 	}
+	s.held = nil
+	if s.next > s.committed && record.Offset >= s.committed+underWay {
+		s.held = record
+		return nil, nil
+	}
 	s.next = record.Offset + 1
 	msg, delivery := decode(record, s.tag)
+	delivery.Redelivered = record.Offset < s.suspects
 	msg.SetContext(envelope.WithDelivery(s.ctx, delivery))
 	return msg, nil
+}
+
+// underWay is how far beyond the committed offset records are given out.
+const underWay = 512
+
+// reach returns the bound below which records may be given out before the next commit says more.
+func (s *shard) reach() int64 { return max(s.suspects, s.next+underWay) }
+
+// mark commits the position outside a transaction, with the bound below which records may have been given out.
+func (s *shard) mark(ctx context.Context, below int64) error {
+	member := groupMember{group: s.t.group, topic: s.t.physical, member: s.session.MemberID(), generation: s.session.GenerationID()}
+	_, err := s.t.b.commitPoints(ctx, member, map[int32]point{s.partition: {offset: s.committed, upTo: below}})
+	return err
+}
+
+// leave tells the next owner that nothing was under way. One that is not told runs the first records as suspects.
+func (s *shard) leave() {
+	ctx, cancel := context.WithTimeout(context.Background(), lastCommitTimeout)
+	defer cancel()
+	if err := s.mark(ctx, max(s.committed, s.suspects)); err != nil && !isLost(err) {
+		s.t.log.Warn("kafka partition left without a mark; its first messages run one by one", slog.String("topic", s.t.physical), slog.Any("err", err))
+	}
 }
 
 // Lookup returns what the partition's keys say.
@@ -256,7 +296,7 @@ func (s *shard) transaction(ctx context.Context, records []*sarama.ProducerMessa
 // commit adds the offsets, with the member's place in the group, and ends the transaction.
 func (s *shard) commit(ctx context.Context) error {
 	member := &sarama.ConsumerGroupMetadata{GroupID: s.t.group, GenerationID: s.session.GenerationID(), MemberID: s.session.MemberID()}
-	metadata := metadataPrefix + strconv.FormatInt(s.next, 10)
+	metadata := metadataPrefix + strconv.FormatInt(s.reach(), 10)
 	offsets := map[string][]*sarama.PartitionOffsetMetadata{
 		s.t.physical: {{Partition: s.partition, Offset: s.next, LeaderEpoch: -1, Metadata: &metadata}},
 	}
