@@ -213,8 +213,8 @@ func TestF068KafkaTransactionsUnderKills(t *testing.T) {
 	s.emptyQueues(t, map[string]string{"relabel": relabelIn})
 }
 
-// TestKafkaTransactionsFindTheKiller: a message that kills its process ends as a dead letter, and no other does, wherever the others stand.
-func TestKafkaTransactionsFindTheKiller(t *testing.T) {
+// TestF042KafkaTransactionsFindTheKiller: a message that kills its process ends as a dead letter, and no other does, wherever the others stand.
+func TestF042KafkaTransactionsFindTheKiller(t *testing.T) {
 	s := relabelSystem(t, "kafka", "postgres", "kafka")
 	s.set("crash_limit", 2)
 	s.set("brokers/kafka/partitions", 2)

@@ -46,7 +46,8 @@
 // and its messages come again; after the commit was asked for, the next owner waits until it is done or aborted, and reads which.
 //
 // Keys are counted from the broker's time of their commit and forgotten after the retention by a null record, but not before what stood in the
-// partition at the takeover is committed. A partition with max_keys keys waits; none is forgotten early.
+// partition at the takeover is committed, unless there is no room. A partition with max_keys keys waits until some expire; none is forgotten before
+// its retention is over.
 //
 // At most 512 records are under way beyond the committed offset; after an owner that did not leave in order they count as redelivered.
 //

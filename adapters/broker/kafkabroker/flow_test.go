@@ -295,7 +295,7 @@ func TestFlowLosesItsShardAtEachStep(t *testing.T) {
 }
 
 // What Kafka refuses costs its own message only.
-func TestFlowBuriesWhatCannotBePublished(t *testing.T) {
+func TestF060FlowBuriesWhatCannotBePublished(t *testing.T) {
 	t.Parallel()
 	p := newPlant(t, 1)
 	p.out = newTopic(t, 1, map[string]string{"max.message.bytes": "20000"})

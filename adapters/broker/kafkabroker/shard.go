@@ -219,9 +219,9 @@ func (s *shard) Commit(ctx context.Context, batch transact.Batch) error {
 }
 
 // expired are keys to forget; none before what stood in the partition at the takeover is done: after a long stop it may hold copies of messages whose
-// keys are old.
+// keys are old. Where there is no room the retention alone counts, or the backlog would never be done.
 func (s *shard) expired() []keyID {
-	if s.committed < s.backlog && !s.drained() {
+	if s.committed < s.backlog && !s.isFull() && !s.drained() {
 		return nil
 	}
 	s.backlog = 0

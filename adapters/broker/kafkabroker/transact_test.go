@@ -239,7 +239,7 @@ func TestTransactionsOfManyOwners(t *testing.T) {
 }
 
 // A paused owner that commits after another one took over is refused, and nothing of its transaction is seen.
-func TestTransactionsFenceAZombie(t *testing.T) {
+func TestF005TransactionsFenceAZombie(t *testing.T) {
 	t.Parallel()
 	p := newPipe(t, 1)
 	p.send("k")
@@ -276,7 +276,7 @@ func TestTransactionsFenceAZombie(t *testing.T) {
 }
 
 // What a transaction wrote before the cluster refused one of its records stays unseen; without that one the batch commits.
-func TestTransactionsRefuseWhatIsTooLarge(t *testing.T) {
+func TestF060TransactionsRefuseWhatIsTooLarge(t *testing.T) {
 	t.Parallel()
 	p := newPipe(t, 1)
 	p.out = newTopic(t, 1, map[string]string{"max.message.bytes": "20000"})
@@ -386,6 +386,33 @@ func TestTransactionsCommitTheGroupsOffsets(t *testing.T) {
 	require.Equal(t, "next", keyOf(msg))
 	msg.Ack()
 	r.drain()
+}
+
+// A partition whose keys fill their room waits until some expire; it forgets none early, and says that it waits.
+func TestTransactionsWaitForRoom(t *testing.T) {
+	t.Parallel()
+	p := newPipe(t, 1)
+	p.keep, p.batch = 4*time.Second, 1
+	conf := testConfig(t)
+	conf.MaxKeys = 5
+	b := open(t, conf)
+	require.NoError(t, b.DeclareKeys(t.Context(), p.sub))
+	source, err := b.Transactions(p.sub, p.keep)
+	require.NoError(t, err)
+	keys := names("k", 5)
+	p.send(keys...)
+	require.NoError(t, source.Start(p.copies))
+	requireOnce(t, published(t, p.out, 5), keys)
+	p.send("k0", "later")
+	testenv.Eventually(t, patience, func() error {
+		if err := source.Consuming(); err == nil || !strings.Contains(err.Error(), "max_keys") {
+			return fmt.Errorf("it does not wait: %w", err)
+		}
+		return nil
+	})
+	testenv.Eventually(t, patience, source.Consuming)
+	require.Equal(t, 1, published(t, p.out, 6)["later"])
+	p.drain(source)
 }
 
 func TestTransactionsNeedWhatFences(t *testing.T) {
