@@ -82,7 +82,7 @@ func (a *App) Ready(ctx context.Context) error {
 		return fmt.Errorf("database %s does not answer", a.cfg.Database)
 	}
 	for _, c := range *consumers {
-		if err := c.sub.Consuming(); err != nil {
+		if err := c.intake().Consuming(); err != nil {
 			return fmt.Errorf("binding %s does not consume: %w", c.name, err)
 		}
 	}

@@ -22,12 +22,22 @@ type binding struct {
 	order  bool   // over all replicas
 	plugin handlers.Plugin
 	engine idempotency.Binding
+	// kept says where the keys are: inDatabase, or the name of a broker with transactions of its own.
+	kept string
+	// transform, where set, turns messages into messages. With the keys in the database engine.Handler runs it.
+	transform handlers.Transform
 
 	keySpec string // as configured, for the guarantees
 	missing envelope.MissingKey
 	// chosen reports that the retention was configured and is not a default.
 	chosen bool
 }
+
+// inDatabase is where keys are unless somebody says otherwise.
+const inDatabase = "database"
+
+// inBroker reports that the keys are in the broker's own transactions.
+func (b binding) inBroker() bool { return b.kept != "" && b.kept != inDatabase }
 
 // defaultRetention is how long keys are kept when nobody says otherwise.
 const defaultRetention = 7 * 24 * time.Hour
@@ -41,7 +51,10 @@ func bindOne(cfg *config.Config, p handlers.Plugin, decl handlers.Binding) (bind
 			errs = append(errs, cfg.Problem("bindings."+decl.Name+"."+name, "%s", err))
 		}
 	}
-	b := binding{name: decl.Name, topic: or(set.Topic, decl.Topic), plugin: p, order: decl.Order, keySpec: set.Key, chosen: set.Retention > 0}
+	b := binding{
+		name: decl.Name, topic: or(set.Topic, decl.Topic), plugin: p, order: decl.Order, keySpec: set.Key, chosen: set.Retention > 0,
+		kept: or(or(set.Keys, cfg.Keys), inDatabase), transform: decl.Transform,
+	}
 	if set.Ordered != nil {
 		b.order = *set.Ordered
 	}
@@ -62,7 +75,7 @@ func bindOne(cfg *config.Config, p handlers.Plugin, decl handlers.Binding) (bind
 	b.engine.Fingerprint, err = envelope.ParseFingerprint(set.Fingerprint)
 	refuse("fingerprint", err)
 	refuse("topic", envelope.ValidateTopic(b.topic))
-	unsupported(cfg, set, p, refuse)
+	b.unsupported(set, refuse)
 	if decl.External != nil {
 		policy := or(handlers.UnknownPolicy(set.UnknownOutcome), or(decl.External.Unknown, handlers.UnknownPark))
 		if policy == handlers.UnknownProbe && decl.External.Probe == nil {
@@ -73,21 +86,26 @@ func bindOne(cfg *config.Config, p handlers.Plugin, decl handlers.Binding) (bind
 		if set.UnknownOutcome != "" {
 			refuse("unknown_outcome", errors.New("is for external handlers; this one commits with its key, so its outcome is always known"))
 		}
-		b.engine.Handler = pluginbind.Transactional(decl.Handler)
+		b.engine.Handler = pluginbind.Transactional(decl)
 	}
 	return b, errors.Join(errs...)
 }
 
 // unsupported refuses settings that this program would not keep.
-func unsupported(cfg *config.Config, set config.Binding, p handlers.Plugin, refuse func(name string, err error)) {
-	if keys := or(set.Keys, cfg.Keys); keys != "database" {
-		refuse("keys", fmt.Errorf("%s is not linked into this program; use database", keys))
+func (b binding) unsupported(set config.Binding, refuse func(name string, err error)) {
+	if b.inBroker() {
+		if set.Hold() {
+			refuse("order", errors.New("hold needs the keys in the database: use continue, or keys: database"))
+		}
+		if set.Isolation != "" {
+			refuse("isolation", errors.New("is that of a database transaction, which this binding has none of"))
+		}
 	}
 	if set.OnDuplicate == "resend" {
 		refuse("on_duplicate", errors.New("resend is not supported by this version; use skip"))
 	}
 	if !set.Config.IsEmpty() {
-		refuse("config", fmt.Errorf("the plugin %s has no settings for one binding; use plugins.%s.config", p.Name, p.Name))
+		refuse("config", fmt.Errorf("the plugin %s has no settings for one binding; use plugins.%s.config", b.plugin.Name, b.plugin.Name))
 	}
 }
 

@@ -48,7 +48,7 @@ func (c *cleaner) run(ctx context.Context) error {
 func (c *cleaner) round(ctx context.Context) {
 	for _, consumer := range c.consumers {
 		select {
-		case <-consumer.sub.CaughtUp():
+		case <-consumer.intake().CaughtUp():
 			scope := consumer.binding.engine.Scope
 			c.batches(ctx, "keys", func(ctx context.Context) (int, error) {
 				n, err := c.store.Keys().Clean(ctx, scope, cleanBatch)
@@ -87,6 +87,6 @@ func (c *cleaner) count(ctx context.Context) {
 	}
 	c.metrics.parked.Reset()
 	for _, n := range counts {
-		c.metrics.parked.WithLabelValues(n.Scope, string(n.State)).Set(float64(n.Rows))
+		c.metrics.parked.WithLabelValues(baseScope(n.Scope), string(n.State)).Add(float64(n.Rows))
 	}
 }

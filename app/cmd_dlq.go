@@ -1,6 +1,7 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -69,14 +70,29 @@ func (s *selection) empty() bool {
 // rows reads the selected rows, page by page.
 func (s *selection) rows(ctx context.Context, a *App, states ...parking.State) ([]parking.Row, error) {
 	f := s.filter
-	f.States, f.Limit = states, min(s.limit, 500)
-	if s.handler != "" {
-		scope, err := a.scope(s.handler)
+	f.States = states
+	if s.handler == "" {
+		return s.pages(ctx, a, f)
+	}
+	scopes, err := a.parkedScopes(ctx, s.handler)
+	if err != nil {
+		return nil, err
+	}
+	var all []parking.Row
+	for _, f.Scope = range scopes {
+		rows, err := s.pages(ctx, a, f)
 		if err != nil {
 			return nil, err
 		}
-		f.Scope = scope
+		all = append(all, rows...)
 	}
+	slices.SortStableFunc(all, func(a, b parking.Row) int { return cmp.Compare(a.ID, b.ID) })
+	return all[:min(len(all), s.limit)], nil
+}
+
+// pages reads the rows of one filter, up to the limit.
+func (s *selection) pages(ctx context.Context, a *App, f parking.Filter) ([]parking.Row, error) {
+	f.Limit = min(s.limit, 500)
 	var all []parking.Row
 	for len(all) < s.limit {
 		page, err := a.store.Parking().List(ctx, f)
@@ -90,6 +106,25 @@ func (s *selection) rows(ctx context.Context, a *App, states ...parking.State) (
 		f.AfterID = page[len(page)-1].ID
 	}
 	return all[:min(len(all), s.limit)], nil
+}
+
+// parkedScopes are the scopes in which rows of a binding can be: its own, and those of its shards where its keys are in the broker.
+func (a *App) parkedScopes(ctx context.Context, handler string) ([]string, error) {
+	scope, err := a.scope(handler)
+	if err != nil {
+		return nil, err
+	}
+	counts, err := a.store.Parking().Counts(ctx)
+	if err != nil {
+		return nil, err
+	}
+	scopes := []string{scope}
+	for _, n := range counts {
+		if n.Scope != scope && baseScope(n.Scope) == scope && !slices.Contains(scopes, n.Scope) {
+			scopes = append(scopes, n.Scope)
+		}
+	}
+	return scopes, nil
 }
 
 // scope returns the scope of a binding's name; a full scope is taken as it is, so that those of removed bindings can be named too.

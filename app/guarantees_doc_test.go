@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/stretchr/testify/require"
 
 	"github.com/oncemill/oncemill/adapters/broker"
@@ -114,6 +115,7 @@ func guaranteesPage(t *testing.T) string {
 	p.say("Values are those of default configurations, on servers that run on one machine each.\n")
 	p.transactional(brokers, stores)
 	p.externals()
+	p.inBrokers(brokers)
 	p.brokers(brokers)
 	p.stores(stores)
 	p.plugins()
@@ -151,6 +153,36 @@ func (p *page) externals() {
 		p.row("`"+string(policy)+"`", one.Holds, or(strings.Join(one.Breaks, "; "), "-"))
 	}
 	p.say("")
+}
+
+func (p *page) inBrokers(brokers []configured) {
+	p.say("## Keys in the broker's transactions\n")
+	p.say("A handler that turns messages into messages (`Bindings.Transform`) and nothing else can have its keys in the transactions of its broker. Parked")
+	p.say("messages and dead letters stay in the database. Other kinds of handlers, and other brokers, are refused at start, with the reason.\n")
+	for _, b := range brokers {
+		if b.delivery.Transactions == nil {
+			continue
+		}
+		g := ground{broker: b.name, database: "the database", delivery: broker.Capabilities{Transactions: b.delivery.Transactions}}
+		transform := func(context.Context, handlers.Emitter, *message.Message) error { return nil }
+		one := g.promise(binding{name: "X", kept: b.name, transform: transform, missing: envelope.MissingReject, engine: idempotency.Binding{Retention: defaultRetention}})
+		p.say("`--keys %s`: %s,\n", b.name, one.Holds)
+		for _, line := range one.Because {
+			p.say("- because %s", line)
+		}
+		for _, line := range one.Breaks {
+			p.say("- unless: %s", line)
+		}
+		p.say("")
+		for _, kind := range []binding{
+			{name: "X", kept: b.name},
+			{name: "X", kept: b.name, engine: idempotency.Binding{External: &idempotency.External{}}},
+		} {
+			refused := g.promise(kind)
+			p.say("- refused for an %s handler: %s", or(map[string]string{"transactional": "SQL"}[refused.Kind], refused.Kind), refused.Refused[0])
+		}
+		p.say("")
+	}
 }
 
 func (p *page) brokers(brokers []configured) {

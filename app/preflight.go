@@ -45,6 +45,9 @@ func (a *App) preflight(ctx context.Context) error {
 	if err := a.refuseLostPositions(ctx, scopes); err != nil {
 		return err
 	}
+	if err := a.refuseStranded(ctx); err != nil {
+		return err
+	}
 	a.warnAbandoned(scopes)
 	return nil
 }
@@ -64,7 +67,11 @@ func (a *App) refuseLostPositions(ctx context.Context, scopes map[string]int64) 
 	}
 	var errs []error
 	for _, b := range a.bindings {
-		if scopes[b.engine.Scope] == 0 {
+		ran, err := a.ranBefore(ctx, b, scopes)
+		if err != nil {
+			return err
+		}
+		if !ran {
 			continue
 		}
 		known, err := broker.CommittedOffsets(ctx, b.group, b.topic)

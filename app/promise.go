@@ -19,7 +19,7 @@ type Promise struct {
 	Binding string   `json:"binding"`
 	Scope   string   `json:"scope"`
 	Topic   string   `json:"topic"`
-	Kind    string   `json:"kind"` // transactional or external
+	Kind    string   `json:"kind"` // transactional, external or transform
 	Holds   string   `json:"holds"`
 	Because []string `json:"because"`
 	// Retention is how long a key is kept: as configured, or raised to the broker's longest redelivery.
@@ -52,7 +52,11 @@ func (g ground) promise(b binding) Promise {
 	p.retention(b, g)
 	p.order(b, g)
 	p.keys(b)
-	for _, caveat := range slices.Concat(g.delivery.Caveats, g.keys.Caveats) {
+	caveats := slices.Concat(g.delivery.Caveats, g.keys.Caveats)
+	if b.inBroker() {
+		caveats = slices.Concat(g.delivery.Transactions, g.delivery.Caveats)
+	}
+	for _, caveat := range caveats {
 		p.unless("%s", strings.TrimSuffix(caveat, "."))
 	}
 	return p
@@ -72,12 +76,19 @@ func (p *Promise) refuse(format string, args ...any) {
 
 // effect says what holds for the handler's work itself.
 func (p *Promise) effect(b binding, g ground) {
+	if b.inBroker() {
+		p.inBroker(b, g)
+		return
+	}
 	if b.engine.External != nil {
 		p.Kind = "external"
 		p.external(b)
 		return
 	}
 	p.Kind, p.Holds = "transactional", "the effect happens exactly once"
+	if b.transform != nil {
+		p.Kind = "transform"
+	}
 	p.because("key, rows, result and outgoing messages commit in one %s transaction", g.database)
 	p.unless("what the handler does outside its transaction")
 	if !g.keys.Transactional {
@@ -86,6 +97,29 @@ func (p *Promise) effect(b binding, g ground) {
 	if !g.keys.Durable {
 		p.unless("a crash of the machine: %s as configured can lose what it has committed", g.database)
 	}
+}
+
+// inBroker says what holds where the keys are in the broker's own transactions, and who cannot have them there.
+func (p *Promise) inBroker(b binding, g ground) {
+	setting := fmt.Sprintf("set bindings.%s.keys: %s", b.name, inDatabase)
+	switch {
+	case b.engine.External != nil:
+		p.Kind = "external"
+		p.refuse("keys: %s commits keys in a transaction of %s; this handler has an outside effect, which is in no transaction and needs a lease: %s", b.kept, b.kept, setting)
+	case b.transform == nil:
+		p.Kind = "transactional"
+		p.refuse("keys: %s commits keys in a transaction of %s; this handler writes to the database, which is not part of it: %s", b.kept, b.kept, setting)
+	default:
+		p.Kind = "transform"
+	}
+	if b.kept != g.broker || g.delivery.Transactions == nil {
+		p.refuse("keys: %s needs broker %s: keys, consumed positions and produced messages commit in one transaction of that broker; %s", b.kept, b.kept, setting)
+	}
+	p.Holds = "each produced message is seen exactly once by consumers that read committed messages only"
+	p.because("consumed offsets, produced messages and keys commit in one %s transaction; an owner that lost its partition is fenced", g.broker)
+	p.because("messages that wait for a retry and dead letters are kept in %s, written before the transaction commits, removed after it", g.database)
+	p.unless("what the handler does besides publishing")
+	p.unless("keys that were kept elsewhere before: a change of keys starts with none")
 }
 
 func (p *Promise) external(b binding) {
@@ -111,6 +145,12 @@ func window(d time.Duration) string {
 
 // retention holds the key's life against the broker's longest redelivery. Where nobody chose a retention it is raised; a chosen one that is too short is refused.
 func (p *Promise) retention(b binding, g ground) {
+	if b.inBroker() { // a redelivery needs no key: its offset commits with its outputs
+		kept := config.Duration(b.engine.Retention)
+		p.kept, p.Retention = kept.Std(), kept.String()
+		p.because("keys are kept for %s after the effect, for second sendings of the producer", kept)
+		return
+	}
 	kept, longest := config.Duration(b.engine.Retention), config.Duration(g.delivery.LongestRedelivery)
 	switch {
 	case longest == 0:
@@ -129,6 +169,8 @@ func (p *Promise) retention(b binding, g ground) {
 // order says what becomes of ordering keys.
 func (p *Promise) order(b binding, g ground) {
 	switch {
+	case b.inBroker():
+		p.because("messages of one partition are handled in their order")
 	case b.order && g.delivery.Ordering != broker.OrderByKey:
 		p.refuse("the binding needs the order of ordering keys over replicas, which %s as configured does not keep: use another broker, or set bindings.%s.ordered: false", g.broker, b.name)
 	case b.order:

@@ -1,13 +1,16 @@
 package app
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/stretchr/testify/require"
 
 	"github.com/oncemill/oncemill/adapters/broker"
+	"github.com/oncemill/oncemill/handlers"
 	"github.com/oncemill/oncemill/middleware/envelope"
 	"github.com/oncemill/oncemill/middleware/idempotency"
 	"github.com/oncemill/oncemill/middleware/keystore"
@@ -25,6 +28,12 @@ func solid() ground {
 // plain is a binding with nothing configured.
 func plain() binding {
 	return binding{name: "tally", topic: tallyTopic, missing: envelope.MissingReject, engine: idempotency.Binding{Scope: tallyScope, Retention: 14 * 24 * time.Hour}}
+}
+
+// inKafka makes of a binding a transform with its keys in Kafka.
+func inKafka(b *binding, g *ground) {
+	b.kept, b.transform = "kafka", func(context.Context, handlers.Emitter, *message.Message) error { return nil }
+	g.broker, g.delivery.Transactions = "kafka", []string{"A second sending in another partition is not recognised."}
 }
 
 func TestPromises(t *testing.T) {
@@ -63,6 +72,18 @@ func TestPromises(t *testing.T) {
 		{name: "F027 no bound and no reason", change: func(b *binding, g *ground) {
 			g.delivery.LongestRedelivery, g.delivery.RedeliveryReason = 0, ""
 		}, unless: "it sets no bound to redeliveries"},
+
+		{name: "keys in the broker", change: inKafka, holds: "seen exactly once by consumers that read committed messages only",
+			because: "commit in one kafka transaction", unless: "another partition is not recognised", kept: 14 * 24 * time.Hour},
+		{name: "keys in the broker for rows", change: func(b *binding, g *ground) { inKafka(b, g); b.transform = nil }, refused: "this handler writes to the database"},
+		{name: "keys in the broker for an outside effect", change: func(b *binding, g *ground) {
+			inKafka(b, g)
+			b.transform = nil
+			external(b, idempotency.UnknownPark)
+		}, refused: "this handler has an outside effect"},
+		{name: "keys in another broker", change: func(b *binding, g *ground) { inKafka(b, g); g.broker = "rabbit" }, refused: "needs broker kafka"},
+		{name: "keys in a broker without transactions", change: func(b *binding, g *ground) { inKafka(b, g); g.delivery.Transactions = nil }, refused: "needs broker kafka"},
+		{name: "a transform with its keys in the database", change: func(b *binding, g *ground) { inKafka(b, g); b.kept = inDatabase }, holds: "exactly once", because: "one postgres transaction"},
 
 		{name: "order of one replica", because: "in which one replica receives them"},
 		{name: "order over replicas", change: func(b *binding, _ *ground) { b.order = true }, because: "over all replicas"},

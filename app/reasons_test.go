@@ -31,6 +31,7 @@ var reasonTexts = map[string][2]string{
 	"payload-mismatch":   {"dead", "the key was used before with another payload; `dlq redrive --as-key` runs it under a key of its own"},
 	"permanent":          {"dead", "a handler refused it without a code"},
 	"result-not-json":    {"dead", "the handler's result has no JSON form"},
+	"unpublishable":      {"dead", "with its keys in the broker: what its handler publishes is refused for ever, for its size or for `deliver-at`"},
 	"result-too-large":   {"dead", "the handler's result is larger than 64 KiB"},
 
 	"key-control-character": {"dead", "the key has control characters"},

@@ -37,7 +37,7 @@ func (a *App) Run(ctx context.Context, force <-chan struct{}) error {
 	if err != nil {
 		return err
 	}
-	router, err := a.newRouter(consumers)
+	router, err := a.newRouter(routedOnes(consumers))
 	if err != nil {
 		return err
 	}
@@ -55,19 +55,24 @@ func (a *App) Run(ctx context.Context, force <-chan struct{}) error {
 	serving, endServing := context.WithCancel(context.WithoutCancel(ctx))
 	defer endServing()
 	var background errgroup.Group
-	background.Go(func() error { return a.feeder.Run(taking) })
+	if a.feeder != nil {
+		background.Go(func() error { return a.feeder.Run(taking) })
+	}
 	background.Go(func() error { return a.cleaner(consumers).run(taking) })
 	if relay != nil {
 		background.Go(func() error { return relay.Run(serving) })
 	}
 	routed := make(chan error, 1)
-	go func() { routed <- router.Run(serving) }()
+	go func() { routed <- a.route(serving, router) }()
 	a.state.consumers.Store(&consumers)
 	a.log.Info("consuming", "service", a.cfg.Service, "broker", a.cfg.Broker, "database", a.cfg.Database, "bindings", len(consumers))
 
-	var failed error
+	failed := startFlows(consumers)
+	if failed != nil {
+		stopTaking()
+	}
 	select {
-	case <-ctx.Done():
+	case <-taking.Done():
 	case err := <-routed:
 		failed = fmt.Errorf("the router ended by itself: %w", orClosed(err))
 		routed <- nil
@@ -78,6 +83,27 @@ func (a *App) Run(ctx context.Context, force <-chan struct{}) error {
 	stopped := a.stop(force, consumers)
 	endServing()
 	return errors.Join(failed, stopped, <-routed, background.Wait())
+}
+
+// route runs the router until ctx ends; one without handlers would end at once.
+func (a *App) route(ctx context.Context, router *message.Router) error {
+	if len(router.Handlers()) == 0 {
+		<-ctx.Done()
+		return nil
+	}
+	return router.Run(ctx)
+}
+
+func startFlows(consumers []*consumer) error {
+	for _, c := range consumers {
+		if c.flow == nil {
+			continue
+		}
+		if err := c.flow.start(); err != nil {
+			return fmt.Errorf("start binding %s: %w", c.name, err)
+		}
+	}
+	return nil
 }
 
 // closing is the part of the shutdown timeout that is left for router and relay, when the handlers have ended or are cut off.
@@ -135,7 +161,10 @@ func (a *App) prepare(ctx context.Context) error {
 	if err := a.declare(ctx); err != nil {
 		return err
 	}
-	return a.preflight(ctx)
+	if err := a.preflight(ctx); err != nil {
+		return err
+	}
+	return a.declareKeys(ctx)
 }
 
 // declare makes sure of every topic, always in the same order.
@@ -179,13 +208,16 @@ func (a *App) consumers() ([]*consumer, error) {
 	return all, nil
 }
 
-// newFeeder makes the feeder that gives due rows to the engine of their binding.
+// newFeeder makes the feeder that gives due rows to the engine of their binding; nil where all bindings keep their rows by shard.
 func (a *App) newFeeder(consumers []*consumer) (*parking.Feeder, error) {
 	engines := map[string]*idempotency.Engine{}
 	var scopes []string
-	for _, c := range consumers {
+	for _, c := range routedOnes(consumers) {
 		engines[c.binding.engine.Scope] = c.engine
 		scopes = append(scopes, c.binding.engine.Scope)
+	}
+	if len(scopes) == 0 {
+		return nil, nil
 	}
 	return parking.NewFeeder(parking.FeederConfig{
 		Store: a.store.Parking(), Scopes: scopes, Concurrency: a.cfg.Feeder.Concurrency, Logger: a.log,

@@ -1,4 +1,4 @@
-// Package handlers is the contract of a plugin: what it declares, the two kinds of
+// Package handlers is the contract of a plugin: what it declares, the three kinds of
 // handler, the transaction that a handler gets, and the errors that it may return.
 //
 // # Guarantees
@@ -7,6 +7,8 @@
 // message's key, or not at all: whatever crashes, is lost or is sent twice, the effect happens
 // exactly once. What a handler does outside its Tx (another connection, an HTTP call, a file) is outside the
 // promise: write an External handler for it.
+//
+// A Transform has no transaction of its own: the messages that it publishes leave exactly once, with its message's key.
 //
 // An external handler's Call may have its effect without its outcome being known. The binding's unknown-outcome
 // policy then decides; its Record runs exactly once.
@@ -65,9 +67,10 @@ type Binding struct {
 	// other to plugin-topic.
 	Name  string
 	Topic string
-	// Exactly one of the two is set.
-	Handler  Handler
-	External *External
+	// Exactly one of the three is set.
+	Handler   Handler
+	External  *External
+	Transform Transform
 	// Order asks that messages with one ordering key are handled in their order over all replicas; a broker that cannot
 	// promise that refuses the binding.
 	Order bool
@@ -90,6 +93,11 @@ func (b *Bindings) On(topic string, h Handler, opts ...Option) {
 // OnExternal binds an external handler to a topic.
 func (b *Bindings) OnExternal(topic string, e External, opts ...Option) {
 	b.add(Binding{Topic: topic, External: &e}, opts)
+}
+
+// Transform binds a handler that turns messages into messages to a topic. List the topics that it publishes to in Plugin.Publishes.
+func (b *Bindings) Transform(topic string, t Transform, opts ...Option) {
+	b.add(Binding{Topic: topic, Transform: t}, opts)
 }
 
 func (b *Bindings) add(binding Binding, opts []Option) {

@@ -12,12 +12,15 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill/middleware/outbox"
+	"github.com/oncemill/oncemill/middleware/transact"
 )
 
 // Factory makes the broker of one name.
 type Factory struct {
 	// Name is what --broker takes: lower case, letters only.
 	Name string
+	// Keys is what --keys takes for keys in the broker's own transactions; empty where its brokers are not Transactional.
+	Keys string
 	// Open connects. decode fills a pointer to the adapter's own configuration struct, strictly (unknown names
 	// are errors); the struct holds the defaults before. Open returns an error that says what to do when the broker cannot be
 	// reached within ctx; it never retries for ever.
@@ -138,4 +141,16 @@ type Capabilities struct {
 	Durable bool
 	// Caveats are sentences for the printed guarantees: what the configuration weakens.
 	Caveats []string
+	// Transactions is nil where the broker is not Transactional; else sentences for the printed guarantees: what bounds the promise of its transactions.
+	Transactions []string
+}
+
+// Transactional is a broker whose own transactions can hold the keys of a binding whose handler turns messages into messages.
+type Transactional interface {
+	// Transactions makes the source of one binding; its keys are kept for retention. Nothing is consumed before its Start.
+	Transactions(sub Subscription, retention time.Duration) (transact.Source, error)
+	// DeclareKeys makes what keeps the keys of the subscription, or verifies it. The topic must be declared before.
+	DeclareKeys(ctx context.Context, sub Subscription) error
+	// Remembers reports whether keys of the subscription are kept: it ran before.
+	Remembers(ctx context.Context, sub Subscription) (bool, error)
 }

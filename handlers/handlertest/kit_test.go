@@ -170,3 +170,15 @@ func TestPayments(t *testing.T) {
 		k.WantQuiet()
 	})
 }
+
+func TestTransform(t *testing.T) {
+	k := handlertest.New(t, plugin(func(b *handlers.Bindings) {
+		b.Transform("orders.placed", handlers.JSONTransform(func(ctx context.Context, out handlers.Emitter, o order) error {
+			return out.Publish(ctx, "orders.copied", o)
+		}))
+	}), nil)
+	k.FailEverywhere("orders.placed", "k", order{"1"}, func(k *handlertest.Kit) {
+		k.WantPublished("orders.copied", 1)
+		k.WantQuiet()
+	})
+}

@@ -54,7 +54,7 @@ func (k *Kit) binding(b handlers.Binding) idempotency.Binding {
 		Retry: idempotency.Retry{InProcess: -1}, Timeout: patience / 2,
 	}
 	if b.External == nil {
-		made.Handler = pluginbind.Transactional(b.Handler)
+		made.Handler = pluginbind.Transactional(b)
 		return made
 	}
 	policy := b.External.Unknown

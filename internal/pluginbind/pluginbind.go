@@ -11,8 +11,12 @@ import (
 	"github.com/oncemill/oncemill/middleware/idempotency"
 )
 
-// Transactional adapts a transactional handler.
-func Transactional(h handlers.Handler) idempotency.Handler {
+// Transactional adapts a binding's transactional handler, or its transform as one.
+func Transactional(b handlers.Binding) idempotency.Handler {
+	h := b.Handler
+	if b.Transform != nil {
+		h = b.Transform.Handler()
+	}
 	return func(ctx context.Context, tx *idempotency.Tx, msg *message.Message) (any, error) {
 		return h(ctx, tx, msg)
 	}

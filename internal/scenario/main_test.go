@@ -19,9 +19,13 @@ var binary string
 const asReplica = "SCENARIO_REPLICA"
 
 func TestMain(m *testing.M) {
-	if os.Getenv(asReplica) != "" {
+	if as := os.Getenv(asReplica); as != "" {
 		os.Unsetenv(asReplica)
-		os.Exit(app.Main(instrumented()))
+		set := instrumented()
+		if as == relabeling {
+			set = relabelSet()
+		}
+		os.Exit(app.Main(set))
 	}
 	os.Exit(run(m))
 }

@@ -39,7 +39,7 @@ type node = map[string]any
 // topics are all logical topics of the built-in plugins and of the instrumented ones.
 var topics = []string{
 	"payments.requested", "payments.completed", "payments.declined", "accounts.opened", "email.requested", "email.sent",
-	"counters.add", "journal.append", tallyTopic, sequenceTopic,
+	"counters.add", "journal.append", tallyTopic, sequenceTopic, relabelIn, relabelOut,
 }
 
 // brokers are the brokers of the matrix; each sets up its own part of the configuration.

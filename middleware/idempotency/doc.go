@@ -24,4 +24,6 @@
 // Messages of one ordering key are settled in the order in which the subscriber delivered them (Lanes),
 // also while one of them waits for a retry: its successors queue behind its parked row. Messages that run without
 // a key are not looked for there.
+//
+// A Flow is the same for handlers that turn messages into messages, in the transactions of a broker: see there.
 package idempotency

@@ -12,6 +12,7 @@ import (
 
 	"github.com/oncemill/oncemill/middleware/envelope"
 	"github.com/oncemill/oncemill/middleware/keystore"
+	"github.com/oncemill/oncemill/middleware/outbox"
 	"github.com/oncemill/oncemill/middleware/parking"
 )
 
@@ -143,6 +144,29 @@ func (j *job) settles() *parking.Lease {
 		return nil
 	}
 	return &j.parked.Lease
+}
+
+// record is an outgoing message of the handler's: the ordinal-th that it publishes.
+func (j *job) record(ctx context.Context, topic string, payload any, ordinal int) (outbox.Record, error) {
+	msg, err := asMessage(payload)
+	if err != nil {
+		return outbox.Record{}, err
+	}
+	parent := j.parent()
+	identity := envelope.DeriveUUID(j.id.Scope, parent, ordinal)
+	if msg.UUID == "" {
+		msg.UUID = identity
+	}
+	if msg.Metadata.Get(envelope.KeyHeader) == "" {
+		msg.Metadata.Set(envelope.KeyHeader, identity)
+	}
+	if msg.Metadata.Get(envelope.OrderingKeyHeader) == "" && j.orderingKey != "" {
+		msg.Metadata.Set(envelope.OrderingKeyHeader, j.orderingKey)
+	}
+	if j.inject != nil {
+		j.inject(ctx, msg.Metadata)
+	}
+	return NewRecord(topic, msg, j.maxPayload, j.id.Scope, parent)
 }
 
 // copyFor returns the message as one attempt's handler gets it: nothing that the handler does to it,

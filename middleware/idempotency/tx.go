@@ -248,7 +248,7 @@ func (t *Tx) Publish(ctx context.Context, topic string, payloads ...any) error {
 		return err
 	}
 	for _, p := range payloads {
-		record, err := t.record(ctx, topic, p)
+		record, err := t.job.record(ctx, topic, p, len(t.outgoing))
 		if err != nil {
 			return fmt.Errorf("publish to %s: %w", topic, err)
 		}
@@ -263,28 +263,6 @@ func (t *Tx) close() (hidden error) {
 	defer t.mu.Unlock()
 	t.closed = true
 	return t.hidden
-}
-
-func (t *Tx) record(ctx context.Context, topic string, payload any) (outbox.Record, error) {
-	msg, err := asMessage(payload)
-	if err != nil {
-		return outbox.Record{}, err
-	}
-	parent := t.job.parent()
-	identity := envelope.DeriveUUID(t.job.id.Scope, parent, len(t.outgoing))
-	if msg.UUID == "" {
-		msg.UUID = identity
-	}
-	if msg.Metadata.Get(envelope.KeyHeader) == "" {
-		msg.Metadata.Set(envelope.KeyHeader, identity)
-	}
-	if msg.Metadata.Get(envelope.OrderingKeyHeader) == "" && t.job.orderingKey != "" {
-		msg.Metadata.Set(envelope.OrderingKeyHeader, t.job.orderingKey)
-	}
-	if t.job.inject != nil {
-		t.job.inject(ctx, msg.Metadata)
-	}
-	return NewRecord(topic, msg, t.job.maxPayload, t.job.id.Scope, parent)
 }
 
 // asMessage returns a message that is the engine's to change. A message made without an identity may have an empty UUID.

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 
@@ -23,7 +25,7 @@ var ErrClosed = errors.New("kafka: the broker is closed")
 // Factory makes the adapter for Apache Kafka. Its configuration is Config.
 func Factory() broker.Factory {
 	return broker.Factory{
-		Name: name,
+		Name: name, Keys: name,
 		Open: func(ctx context.Context, decode func(any) error, opts broker.Options) (broker.Broker, error) {
 			conf, err := configure(decode)
 			if err != nil {
@@ -57,11 +59,14 @@ type Broker struct {
 
 	calls sync.WaitGroup // library calls that may outlive the caller that gave up on them
 
-	mu          sync.Mutex
-	closed      bool // nothing new begins
-	finished    bool // nothing is asked of the cluster any more
-	subscribers map[*subscriber]struct{}
+	mu       sync.Mutex
+	closed   bool // nothing new begins
+	finished bool // nothing is asked of the cluster any more
+	members  map[member]struct{}
 }
+
+// member is what takes part in a consumer group: Close drops what it has under way.
+type member interface{ Close() error }
 
 var _ broker.Broker = (*Broker)(nil)
 
@@ -87,9 +92,9 @@ func Open(ctx context.Context, conf Config, opts broker.Options) (*Broker, error
 	}
 	b := &Broker{
 		conf: conf, opts: opts, client: client,
-		log:         opts.Logger.With(slog.String("broker", name)),
-		facts:       newTopicFacts(),
-		subscribers: map[*subscriber]struct{}{},
+		log:     opts.Logger.With(slog.String("broker", name)),
+		facts:   newTopicFacts(),
+		members: map[member]struct{}{},
 	}
 	b.pub = newPublisher(b)
 	if err := b.Ping(ctx); err != nil {
@@ -122,7 +127,7 @@ func (b *Broker) Subscriber(sub broker.Subscription) (broker.Subscriber, error) 
 		return nil, ErrClosed
 	}
 	s := newSubscriber(b, sub)
-	b.subscribers[s] = struct{}{}
+	b.members[s] = struct{}{}
 	return s, nil
 }
 
@@ -148,10 +153,10 @@ func (b *Broker) isClosed() bool {
 	return b.closed
 }
 
-func (b *Broker) forget(s *subscriber) {
+func (b *Broker) forget(m member) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	delete(b.subscribers, s)
+	delete(b.members, m)
 }
 
 // Close hands back what subscribers have in flight, then closes publisher and connections. Safe to call twice.
@@ -162,15 +167,12 @@ func (b *Broker) Close() error {
 		return nil
 	}
 	b.closed = true
-	subscribers := make([]*subscriber, 0, len(b.subscribers))
-	for s := range b.subscribers {
-		subscribers = append(subscribers, s)
-	}
+	members := slices.Collect(maps.Keys(b.members))
 	b.mu.Unlock()
 
 	var stopping sync.WaitGroup
-	for _, s := range subscribers {
-		stopping.Go(func() { _ = s.Close() })
+	for _, m := range members {
+		stopping.Go(func() { _ = m.Close() })
 	}
 	stopping.Wait()
 	b.pub.close()

@@ -97,6 +97,17 @@ func (b *Broker) Capabilities() broker.Capabilities {
 		DeliveryCount:     true,
 		Durable:           durable(facts),
 		Caveats:           caveats(facts),
+		Transactions:      transactionLimits(),
+	}
+}
+
+// transactionLimits are what bounds the promise of keys in Kafka transactions.
+func transactionLimits() []string {
+	return []string{
+		"A second sending of the producer that lands in another partition, because the record key or the number of partitions changed, is not recognised.",
+		"A consumer that reads uncommitted records sees those of aborted transactions.",
+		"A partition that is idle for longer than the brokers' transactional.id.expiration.ms (7 days by default) is fenced by the group's generation alone.",
+		"The topic of keys, GROUP-keys, must be compacted and written by nobody else; with one replica it is lost with its machine.",
 	}
 }
 

@@ -3,6 +3,7 @@ package kafkabroker
 import (
 	"cmp"
 	"context"
+	"iter"
 	"log/slog"
 	"slices"
 	"time"
@@ -15,7 +16,7 @@ import (
 type backlog map[int32]int64
 
 // watchBacklog closes caughtUp once the group's committed offsets, whoever commits them, have reached the ends that the partitions had.
-func (s *subscriber) watchBacklog(ctx context.Context) {
+func (m *membership) watchBacklog(ctx context.Context, caughtUp chan<- struct{}) {
 	pause := backoff.NewExponentialBackOff()
 	pause.InitialInterval, pause.MaxInterval = 100*time.Millisecond, 2*time.Second
 	var left backlog
@@ -27,17 +28,17 @@ func (s *subscriber) watchBacklog(ctx context.Context) {
 		}
 		var err error
 		if left == nil {
-			left, err = s.b.ends(ctx, s.physical)
+			left, err = m.b.ends(ctx, m.physical)
 		}
 		if err == nil {
-			err = s.b.reduce(ctx, s.physical, s.group, left)
+			err = m.b.reduce(ctx, m.physical, m.group, left)
 		}
 		if err != nil {
-			s.log.Debug("kafka backlog cannot be read", slog.String("topic", s.physical), slog.Any("err", err))
+			m.log.Debug("kafka backlog cannot be read", slog.String("topic", m.physical), slog.Any("err", err))
 			continue
 		}
 		if len(left) == 0 {
-			close(s.caughtUp)
+			close(caughtUp)
 			return
 		}
 	}
@@ -94,7 +95,7 @@ func (b *Broker) reduce(ctx context.Context, physical, group string, left backlo
 // before it. Transactions leave offsets behind that no consumer sees: markers, and the records of aborted ones.
 func (b *Broker) skipMarkers(ctx context.Context, physical string, partition int32, from, end int64) (int64, error) {
 	for from < end {
-		block, err := call(ctx, b, func() (*sarama.FetchResponseBlock, error) { return b.fetch(physical, partition, from) })
+		block, err := call(ctx, b, func() (*sarama.FetchResponseBlock, error) { return b.fetch(physical, partition, from, 64<<10) })
 		if err != nil {
 			return from, err
 		}
@@ -107,14 +108,14 @@ func (b *Broker) skipMarkers(ctx context.Context, physical string, partition int
 	return end, nil
 }
 
-// fetch reads a few batches of one partition, without waiting for any.
-func (b *Broker) fetch(physical string, partition int32, from int64) (*sarama.FetchResponseBlock, error) {
+// fetch reads batches of one partition, at least one and about size bytes, without waiting for any.
+func (b *Broker) fetch(physical string, partition int32, from int64, size int32) (*sarama.FetchResponseBlock, error) {
 	node, err := b.client.Leader(physical, partition)
 	if err != nil {
 		return nil, err
 	}
-	request := &sarama.FetchRequest{Version: 10, MaxWaitTime: 1, MinBytes: 0, MaxBytes: 64 << 10, Isolation: sarama.ReadCommitted, SessionEpoch: -1}
-	request.AddBlock(physical, partition, from, 64<<10, -1)
+	request := &sarama.FetchRequest{Version: 10, MaxWaitTime: 1, MinBytes: 0, MaxBytes: size, Isolation: sarama.ReadCommitted, SessionEpoch: -1}
+	request.AddBlock(physical, partition, from, size, -1)
 	response, err := node.Fetch(request)
 	if err != nil {
 		_ = node.Close()
@@ -132,27 +133,66 @@ func (b *Broker) fetch(physical string, partition int32, from int64) (*sarama.Fe
 
 // behindMarkers returns the first offset at or behind from that may hold a record for consumers, as far as block tells.
 func behindMarkers(block *sarama.FetchResponseBlock, from int64) int64 {
-	transactions := slices.SortedFunc(slices.Values(block.AbortedTransactions), func(a, b *sarama.AbortedTransaction) int {
-		return cmp.Compare(a.FirstOffset, b.FirstOffset)
-	})
-	aborted := map[int64]bool{} // producers inside an aborted transaction
-	for _, records := range block.RecordsSet {
-		batch := records.RecordBatch
-		if batch == nil || batch.PartialTrailingRecord {
-			return from
-		}
-		for len(transactions) > 0 && transactions[0].FirstOffset <= batch.LastOffset() {
-			aborted[transactions[0].ProducerID] = true
-			transactions = transactions[1:]
-		}
-		switch {
-		case batch.Control:
-			delete(aborted, batch.ProducerID)
-		case batch.LastOffset() < from: // a fetch begins with the batch that holds its offset
-		case !batch.IsTransactional || !aborted[batch.ProducerID]:
+	for batch, visible := range batches(block) {
+		if batch == nil || visible && batch.LastOffset() >= from { // a fetch begins with the batch that holds its offset
 			return from
 		}
 		from = max(from, batch.LastOffset()+1)
 	}
 	return from
+}
+
+// committedRecords visits the records at or behind from that a read-committed consumer sees, with their times, and returns the offset behind
+// all that block tells of.
+func committedRecords(block *sarama.FetchResponseBlock, from int64, visit func(record *sarama.Record, at time.Time)) int64 {
+	first := from
+	for batch, visible := range batches(block) {
+		if batch == nil {
+			return from
+		}
+		from = max(from, batch.LastOffset()+1)
+		if !visible {
+			continue
+		}
+		for _, record := range batch.Records {
+			if batch.FirstOffset+record.OffsetDelta < first {
+				continue
+			}
+			at := batch.MaxTimestamp
+			if !batch.LogAppendTime {
+				at = batch.FirstTimestamp.Add(record.TimestampDelta)
+			}
+			visit(record, at)
+		}
+	}
+	return from
+}
+
+// batches goes through the record batches of a fetch, and says of each whether consumers see it: markers and the records of aborted
+// transactions are hidden. A nil batch, the last, is one that cannot be read further.
+func batches(block *sarama.FetchResponseBlock) iter.Seq2[*sarama.RecordBatch, bool] {
+	return func(yield func(*sarama.RecordBatch, bool) bool) {
+		transactions := slices.SortedFunc(slices.Values(block.AbortedTransactions), func(a, b *sarama.AbortedTransaction) int {
+			return cmp.Compare(a.FirstOffset, b.FirstOffset)
+		})
+		aborted := map[int64]bool{} // producers inside an aborted transaction
+		for _, records := range block.RecordsSet {
+			batch := records.RecordBatch
+			if batch == nil || batch.PartialTrailingRecord {
+				yield(nil, false)
+				return
+			}
+			for len(transactions) > 0 && transactions[0].FirstOffset <= batch.LastOffset() {
+				aborted[transactions[0].ProducerID] = true
+				transactions = transactions[1:]
+			}
+			visible := !batch.Control && !(batch.IsTransactional && aborted[batch.ProducerID])
+			if batch.Control {
+				delete(aborted, batch.ProducerID)
+			}
+			if !yield(batch, visible) {
+				return
+			}
+		}
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/IBM/sarama"
@@ -189,6 +190,49 @@ func call[T any](ctx context.Context, b *Broker, f func() (T, error)) (T, error)
 		return r.value, r.err
 	case <-ctx.Done():
 		return none, ctx.Err()
+	}
+}
+
+// take is call for what must be given back: what comes when nobody waits for it any more goes to drop.
+func take[T any](ctx context.Context, b *Broker, get func() (T, error), drop func(T)) (T, error) {
+	var mu sync.Mutex
+	var left bool
+	var late *T // came, and the caller may not know
+	got, err := call(ctx, b, func() (T, error) {
+		got, err := get()
+		if err != nil {
+			return got, err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if left {
+			drop(got)
+			return got, ctx.Err()
+		}
+		late = &got
+		return got, nil
+	})
+	if err != nil {
+		mu.Lock()
+		defer mu.Unlock()
+		left = true
+		if late != nil {
+			drop(*late)
+		}
+	}
+	return got, err
+}
+
+// background runs f; the broker waits for it when it closes.
+func (b *Broker) background(f func()) {
+	b.mu.Lock()
+	finished := b.finished
+	if !finished {
+		b.calls.Go(f)
+	}
+	b.mu.Unlock()
+	if finished {
+		f()
 	}
 }
 

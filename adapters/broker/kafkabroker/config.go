@@ -64,6 +64,10 @@ type Config struct {
 	// at most 5s. Defaults to 2s.
 	SettleTimeout time.Duration `yaml:"settle_timeout"`
 
+	// MaxKeys is, for bindings with keys: kafka, the largest number of keys of one partition in memory, about 150 bytes each. A partition that has
+	// as many waits until some expire. Defaults to 2000000.
+	MaxKeys int `yaml:"max_keys"`
+
 	TLS  TLSConfig  `yaml:"tls"`
 	SASL SASLConfig `yaml:"sasl"`
 
@@ -80,6 +84,7 @@ type TopicConfig struct {
 const (
 	defaultWindow  = 256
 	maxWindow      = 4096
+	defaultMaxKeys = 2_000_000
 	recordOverhead = 64 << 10 // room for metadata, key and framing beside the payload
 )
 
@@ -94,6 +99,7 @@ func defaults() Config {
 		OffsetsInterval: 250 * time.Millisecond,
 		SessionTimeout:  10 * time.Second,
 		SettleTimeout:   2 * time.Second,
+		MaxKeys:         defaultMaxKeys,
 	}
 }
 
@@ -171,6 +177,9 @@ func (c Config) validateConsuming() error {
 	}
 	if c.MaxMessageBytes < 0 {
 		errs = append(errs, errors.New("kafka: max_message_bytes is negative"))
+	}
+	if c.MaxKeys < 0 {
+		errs = append(errs, errors.New("kafka: max_keys is negative"))
 	}
 	for _, d := range []struct {
 		name        string

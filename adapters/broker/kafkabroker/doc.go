@@ -34,7 +34,25 @@
 // What a crash does at each step: before the commit of an offset its record is delivered again, to whoever owns the partition
 // next; after it, never. Between publishing and the outcome the record may be there or not.
 //
-// Not promised: that a member notices a network that swallows packets before 15 seconds have passed (what it delivers until then is
+// Transactions (keys: kafka), for handlers that turn messages into messages: consumed offsets, produced messages and the keys of what
+// was handled commit in one Kafka transaction. The keys are in the compacted topic GROUP-keys, partition by partition as the input is, and in
+// the memory of the partition's owner. There is one transactional id for each group and partition. A new owner, in this order, fences the previous one by
+// it, reads the keys to their end, fetches the offsets, and consumes; offsets are sent with the member's generation (KIP-447), so that an owner
+// that was fenced late, or fences late, commits nothing. So each output is visible once to consumers that read committed records, and a producer's
+// second sending into the same partition is removed for as long as its key is kept. After any failure of a transaction but a record that is too
+// large, the partition is given up and taken over anew: nothing in memory counts.
+//
+// What a crash does at each step of a transaction: before the commit, everything that it wrote stays unseen, the next owner or transactionTimeout aborts it,
+// and its messages come again; after the commit was asked for, the next owner waits until it is done or aborted, and reads which.
+//
+// Keys are counted from the broker's time of their commit and forgotten after the retention by a null record, but not before what stood in the
+// partition at the takeover is committed, unless there is no room. A partition with max_keys keys waits until some expire; none is forgotten before
+// its retention is over.
+//
+// At most 512 records are under way beyond the committed offset; after an owner that did not leave in order they count as redelivered.
+//
+// Not promised: that a second sending is recognised in another partition, that a reader of uncommitted records sees nothing of aborted
+// transactions. That a member notices a network that swallows packets before 15 seconds have passed (what it delivers until then is
 // within the bound that its last commit named). A lag of zero behind the markers of foreign transactions: they have offsets that no
 // consumer sees; CaughtUp knows them. Order between keys or partitions, and order for a key whose topic gets more partitions. A
 // topic's retention removes records, consumed or not. Kafka forgets a group's offsets some time (default 7 days) after

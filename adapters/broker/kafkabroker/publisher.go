@@ -121,7 +121,7 @@ func (p *publisher) ensure(ctx context.Context, physical string) error {
 	if existing {
 		return nil
 	}
-	if err := p.b.ensureTopic(ctx, physical); err != nil {
+	if err := p.b.ensureTopic(ctx, topicPlan{name: physical}); err != nil {
 		if isMissingTopic(err) {
 			return fmt.Errorf("%w: %w", outbox.ErrUnroutable, err)
 		}

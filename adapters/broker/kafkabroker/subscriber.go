@@ -15,13 +15,7 @@ import (
 	"github.com/oncemill/oncemill/adapters/broker"
 )
 
-const (
-	defaultInFlight = 256
-	// leaveTimeout is what a drained member gets to end its assignment.
-	leaveTimeout = lastCommitTimeout + 2*time.Second
-	// logPause is the time between two logged errors of the library.
-	logPause = 5 * time.Second
-)
+const defaultInFlight = 256
 
 var (
 	errNotSubscribed = errors.New("kafka: not subscribed")
@@ -30,13 +24,10 @@ var (
 
 // subscriber is a member of a consumer group. It joins again, with backoff, until it is drained.
 type subscriber struct {
-	b        *Broker
-	sub      broker.Subscription
-	physical string // topic
-	group    string // consumer group
-	log      *slog.Logger
-	out      chan *message.Message
-	slots    *slots
+	*membership
+	sub   broker.Subscription
+	out   chan *message.Message
+	slots *slots
 
 	draining chan struct{} // closed when nothing more is to be handed over
 	halt     chan struct{} // closed when what is in flight is handed back
@@ -57,11 +48,8 @@ var _ broker.Subscriber = (*subscriber)(nil)
 
 func newSubscriber(b *Broker, sub broker.Subscription) *subscriber {
 	return &subscriber{
-		b: b, sub: sub,
-		physical: b.conf.physicalTopic(sub.Topic), group: b.conf.physicalGroup(sub.Group),
-		log:      b.log.With(slog.String("scope", sub.Group)),
-		out:      make(chan *message.Message),
-		slots:    newSlots(sub.InFlight),
+		membership: newMembership(b, sub), sub: sub,
+		out: make(chan *message.Message), slots: newSlots(sub.InFlight),
 		draining: make(chan struct{}), halt: make(chan struct{}), stopped: make(chan struct{}), caughtUp: make(chan struct{}),
 		changed: make(chan struct{}),
 		why:     errNotSubscribed,
@@ -152,13 +140,13 @@ func (s *subscriber) run() {
 	ctx, cancel := context.WithCancel(context.Background())
 	var workers sync.WaitGroup
 	workers.Go(func() { defer cancel(); s.awaitStop() })
-	workers.Go(func() { s.watchBacklog(ctx) })
+	workers.Go(func() { s.watchBacklog(ctx, s.caughtUp) })
 
 	pause := backoff.NewExponentialBackOff()
 	pause.InitialInterval, pause.MaxInterval = 100*time.Millisecond, 5*time.Second
 	for ctx.Err() == nil {
 		started := time.Now()
-		err := s.member(ctx)
+		err := s.join(ctx, func() sarama.ConsumerGroupHandler { return &handler{s: s} })
 		if ctx.Err() != nil {
 			break
 		}
@@ -221,83 +209,6 @@ func (s *subscriber) setWhy(err error) {
 	defer s.mu.Unlock()
 	if !s.drained && err != nil {
 		s.why = err
-	}
-}
-
-// member joins the group and stays in it, over rebalances, until ctx ends or something fails. It leaves the group before it returns.
-func (s *subscriber) member(ctx context.Context) error {
-	if err := s.b.Declare(ctx, s.sub.Topic, nil); err != nil {
-		return err
-	}
-	conf, err := s.b.conf.groupConfig(s.b.opts)
-	if err != nil {
-		return err
-	}
-	client, err := sarama.NewClient(s.b.conf.Brokers, conf)
-	if err != nil {
-		return s.b.conf.unreachable(err)
-	}
-	defer func() { _ = client.Close() }()
-	group, err := sarama.NewConsumerGroupFromClient(s.group, client)
-	if err != nil {
-		return fmt.Errorf("kafka: joining group %s: %w", s.group, err)
-	}
-	var errs sync.WaitGroup
-	errs.Go(func() { s.logErrors(group.Errors()) })
-	defer errs.Wait()
-	left := make(chan struct{})
-	errs.Go(func() { forceClose(ctx, left, client) })
-	err = s.consume(ctx, group)
-	close(left)
-	if closeErr := group.Close(); closeErr != nil && err == nil {
-		err = fmt.Errorf("kafka: leaving group %s: %w", s.group, closeErr)
-	}
-	return err
-}
-
-func (s *subscriber) consume(ctx context.Context, group sarama.ConsumerGroup) error {
-	for ctx.Err() == nil {
-		started := time.Now()
-		if err := group.Consume(ctx, []string{s.physical}, &handler{s: s}); err != nil {
-			return fmt.Errorf("kafka: consuming %s as group %s: %w", s.physical, s.group, err)
-		}
-		if time.Since(started) > time.Second {
-			continue
-		}
-		select { // assignments that end at once must not follow each other at full speed
-		case <-time.After(firstRetry):
-		case <-ctx.Done():
-		}
-	}
-	return nil
-}
-
-// forceClose ends the connections of a member that does not come back: joining a group waits for the slowest member.
-func forceClose(ctx context.Context, left <-chan struct{}, client sarama.Client) {
-	select {
-	case <-left:
-		return
-	case <-ctx.Done():
-	}
-	select {
-	case <-left:
-	case <-time.After(leaveTimeout):
-		_ = client.Close()
-	}
-}
-
-// logErrors logs what the library tells. An outage makes it tell the same of each partition, over and over: one
-// line in a while says how many were left out.
-func (s *subscriber) logErrors(errs <-chan error) {
-	var last time.Time
-	omitted := 0
-	for err := range errs {
-		if time.Since(last) < logPause {
-			omitted++
-			continue
-		}
-		s.log.Warn("kafka consumer", slog.String("topic", s.physical), slog.Int("omitted", omitted), slog.Any("err", err))
-		last, omitted = time.Now(), 0
 	}
 }
 

@@ -1,10 +1,12 @@
 package kafkabroker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"strconv"
 	"time"
 
@@ -30,7 +32,7 @@ func (b *Broker) Declare(ctx context.Context, topic string, _ []broker.Subscript
 	}
 	physical := b.conf.physicalTopic(topic)
 	if b.conf.Topology != TopologyOff {
-		if err := b.ensureTopic(ctx, physical); err != nil {
+		if err := b.ensureTopic(ctx, topicPlan{name: physical}); err != nil {
 			return err
 		}
 	}
@@ -38,27 +40,35 @@ func (b *Broker) Declare(ctx context.Context, topic string, _ []broker.Subscript
 	return nil
 }
 
+// topicPlan is how a topic is made where it is missing.
+type topicPlan struct {
+	name       string             // physical
+	partitions int32              // 0: as configured
+	entries    map[string]*string // configuration besides the adapter's own
+}
+
 // ensureTopic returns nil once the topic exists and has leaders. It makes the topic where the configuration lets it.
-func (b *Broker) ensureTopic(ctx context.Context, physical string) error {
-	err := b.refresh(ctx, physical)
+func (b *Broker) ensureTopic(ctx context.Context, plan topicPlan) error {
+	plan.partitions = cmp.Or(plan.partitions, b.conf.Partitions)
+	err := b.refresh(ctx, plan.name)
 	switch {
 	case err == nil:
 		return nil
 	case !isMissingTopic(err):
-		return fmt.Errorf("kafka: looking up topic %s: %w", physical, err)
+		return fmt.Errorf("kafka: looking up topic %s: %w", plan.name, err)
 	case b.conf.Topology != TopologyDeclare:
-		return fmt.Errorf(`kafka: topic %s does not exist; create it, or set topology to "declare": %w`, physical, err)
+		return fmt.Errorf(`kafka: topic %s does not exist; create it, or set topology to "declare": %w`, plan.name, err)
 	}
-	if err := b.createTopic(ctx, physical); err != nil {
-		return fmt.Errorf("kafka: creating topic %s with %d partitions: %w", physical, b.conf.Partitions, err)
+	if err := b.createTopic(ctx, plan); err != nil {
+		return fmt.Errorf("kafka: creating topic %s with %d partitions: %w", plan.name, plan.partitions, err)
 	}
 	_, err = backoff.Retry(ctx, func() (struct{}, error) {
-		return struct{}{}, b.refresh(ctx, physical)
+		return struct{}{}, b.refresh(ctx, plan.name)
 	}, backoff.WithBackOff(backoff.NewConstantBackOff(50*time.Millisecond)), backoff.WithMaxElapsedTime(30*time.Second))
 	if err != nil {
-		return fmt.Errorf("kafka: waiting for the leaders of new topic %s: %w", physical, err)
+		return fmt.Errorf("kafka: waiting for the leaders of new topic %s: %w", plan.name, err)
 	}
-	b.log.Info("kafka topic created", slog.String("topic", physical), slog.Int("partitions", int(b.conf.Partitions)))
+	b.log.Info("kafka topic created", slog.String("topic", plan.name), slog.Int("partitions", int(plan.partitions)))
 	return nil
 }
 
@@ -67,21 +77,22 @@ func (b *Broker) refresh(ctx context.Context, physical string) error {
 	return b.within(ctx, func() error { return b.client.RefreshMetadata(physical) })
 }
 
-func (b *Broker) createTopic(ctx context.Context, physical string) error {
+func (b *Broker) createTopic(ctx context.Context, plan topicPlan) error {
 	entries := map[string]*string{}
+	maps.Copy(entries, plan.entries)
 	if n := b.conf.MinInsyncReplicas; n > 0 {
 		entries["min.insync.replicas"] = new(strconv.Itoa(n))
 	}
 	if n := b.conf.maxMessageBytes(b.opts); n > brokerMaxMessage {
 		entries["max.message.bytes"] = new(strconv.Itoa(n))
 	}
-	detail := &sarama.TopicDetail{NumPartitions: b.conf.Partitions, ReplicationFactor: b.conf.Replication, ConfigEntries: entries}
+	detail := &sarama.TopicDetail{NumPartitions: plan.partitions, ReplicationFactor: b.conf.Replication, ConfigEntries: entries}
 	return b.within(ctx, func() error {
 		admin, err := sarama.NewClusterAdminFromClient(b.client)
 		if err != nil {
 			return err
 		}
-		err = admin.CreateTopic(physical, detail, false)
+		err = admin.CreateTopic(plan.name, detail, false)
 		if errors.Is(err, sarama.ErrTopicAlreadyExists) { // another replica was faster
 			return nil
 		}
