@@ -32,6 +32,7 @@ import (
 	"github.com/go-sql-driver/mysql"
 	"github.com/jmoiron/sqlx"
 
+	"github.com/oncemill/oncemill/adapters/internal/mysqlwire"
 	"github.com/oncemill/oncemill/adapters/internal/sqlcore"
 	"github.com/oncemill/oncemill/adapters/store"
 	"github.com/oncemill/oncemill/middleware/keystore"
@@ -118,7 +119,7 @@ func (s *Store) check(ctx context.Context) error {
 	if err := s.db.GetContext(ctx, &version, `SELECT version()`); err != nil {
 		return fmt.Errorf("ask for the version of MySQL: %w", err)
 	}
-	if !supported(version) {
+	if !mysqlwire.Supported(version) {
 		return fmt.Errorf("the server is %s: MySQL 8.0.19 or MariaDB 10.6 is needed", version)
 	}
 	return nil
