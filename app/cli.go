@@ -130,7 +130,7 @@ func (c *cli) root() *cobra.Command {
 		{"service", "service", "name of the application: the first part of every scope"},
 		{"broker", "broker", "where messages come from: " + strings.Join(c.brokerNames(), ", ")},
 		{"database", "database", "where effects, keys and the outbox are kept: " + strings.Join(c.storeNames(), ", ")},
-		{"keys", "keys", "where keys are kept: database"},
+		{"keys", "keys", "where keys are kept: " + strings.Join(c.set.keyPlaces(), ", ")},
 		{"data-dir", "data_dir", "folder of the embedded broker and of SQLite"},
 		{"log-level", "log.level", "debug, info, warn or error"},
 		{"log-format", "log.format", "text or json"},
@@ -139,7 +139,7 @@ func (c *cli) root() *cobra.Command {
 	}
 	complete(root, "broker", c.brokerNames()...)
 	complete(root, "database", c.storeNames()...)
-	complete(root, "keys", "database")
+	complete(root, "keys", c.set.keyPlaces()...)
 	complete(root, "log-level", "debug", "info", "warn", "error")
 	complete(root, "log-format", "text", "json")
 	root.AddCommand(

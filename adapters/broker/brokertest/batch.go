@@ -154,4 +154,6 @@ func testBatchOutage(k *kit) {
 	ctx, cancel := context.WithTimeout(k.Context(), 5*time.Second)
 	defer cancel()
 	publish(ctx)
+	require.NoError(k, b.Close())
+	publish(ctx) // a broker that closes says nothing about the message either
 }

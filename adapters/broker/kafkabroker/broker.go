@@ -23,7 +23,8 @@ var ErrClosed = errors.New("kafka: the broker is closed")
 // Factory makes the adapter for Apache Kafka. Its configuration is Config.
 func Factory() broker.Factory {
 	return broker.Factory{
-		Name: name,
+		Name:         name,
+		Capabilities: broker.Capabilities{Ordering: broker.OrderByKey, DeliveryCount: true, Durable: true},
 		Open: func(ctx context.Context, decode func(any) error, opts broker.Options) (broker.Broker, error) {
 			conf, err := configure(decode)
 			if err != nil {

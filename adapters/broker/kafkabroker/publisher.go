@@ -178,7 +178,7 @@ var outages = []error{
 	sarama.ErrControllerNotAvailable, sarama.ErrLeaderNotAvailable, sarama.ErrNotLeaderForPartition, sarama.ErrReplicaNotAvailable, sarama.ErrNotController,
 	sarama.ErrFencedLeaderEpoch, sarama.ErrUnknownLeaderEpoch, sarama.ErrRequestTimedOut, sarama.ErrNetworkException, sarama.ErrNotEnoughReplicas,
 	sarama.ErrNotEnoughReplicasAfterAppend, sarama.ErrKafkaStorageError, sarama.ErrSASLAuthenticationFailed, sarama.ErrThrottlingQuotaExceeded,
-	sarama.ErrConsumerCoordinatorNotAvailable, breaker.ErrBreakerOpen,
+	sarama.ErrConsumerCoordinatorNotAvailable, breaker.ErrBreakerOpen, ErrClosed,
 }
 
 // markOutage marks an outage, unless the error is marked already.

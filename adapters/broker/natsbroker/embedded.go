@@ -18,8 +18,9 @@ import (
 // with nothing to install.
 func EmbeddedFactory() broker.Factory {
 	return broker.Factory{
-		Name: "embedded",
-		Open: openEmbedded,
+		Name:         "embedded",
+		Capabilities: broker.Capabilities{Ordering: broker.OrderByKey, OrderedBatch: true, DeliveryCount: true, DedupeWindow: dedupeWindow, Durable: true},
+		Open:         openEmbedded,
 		Check: func(decode func(any) error) error {
 			_, err := decodeEmbedded(decode)
 			return err

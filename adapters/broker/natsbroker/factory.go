@@ -21,8 +21,9 @@ const (
 // Factory makes the broker "nats": JetStream on servers that run somewhere else.
 func Factory() broker.Factory {
 	return broker.Factory{
-		Name: "nats",
-		Open: openExternal,
+		Name:         "nats",
+		Capabilities: broker.Capabilities{Ordering: broker.OrderByKey, OrderedBatch: true, DeliveryCount: true, DedupeWindow: dedupeWindow, Durable: true},
+		Open:         openExternal,
 		Check: func(decode func(any) error) error {
 			_, err := decodeExternal(decode)
 			return err

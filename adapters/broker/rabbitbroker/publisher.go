@@ -277,6 +277,9 @@ func markOutage(err error) error {
 			return err
 		}
 	}
+	if errors.Is(err, errClosed) {
+		return fmt.Errorf("%w: %w", outbox.ErrUnavailable, err)
+	}
 	if !errors.As(err, &said) {
 		return err
 	}

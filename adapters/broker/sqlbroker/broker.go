@@ -23,10 +23,15 @@ var errClosed = errors.New("sql: the broker is closed")
 
 // Factory makes SQL brokers.
 func Factory() broker.Factory {
-	return broker.Factory{Name: Name, Open: open, Check: func(decode func(any) error) error {
-		_, err := load(decode)
-		return err
-	}}
+	return broker.Factory{
+		Name:         Name,
+		Open:         open,
+		Capabilities: broker.Capabilities{Ordering: broker.OrderByKey, OrderedBatch: true, DeliveryCount: true, Durable: true},
+		Check: func(decode func(any) error) error {
+			_, err := load(decode)
+			return err
+		},
+	}
 }
 
 func load(decode func(any) error) (Config, error) {

@@ -43,7 +43,8 @@ import (
 // Factory makes the database named "mysql".
 func Factory() store.Factory {
 	return store.Factory{
-		Name: "mysql",
+		Name:         "mysql",
+		Capabilities: keystore.Capabilities{Transactional: true, Durable: true},
 		Open: func(ctx context.Context, decode func(any) error, opts store.Options) (store.Store, error) {
 			var c Config
 			if err := decode(&c); err != nil {
