@@ -130,7 +130,7 @@ func (c *cli) root() *cobra.Command {
 		{"service", "service", "name of the application: the first part of every scope"},
 		{"broker", "broker", "where messages come from: " + strings.Join(c.brokerNames(), ", ")},
 		{"database", "database", "where effects, keys and the outbox are kept: " + strings.Join(c.storeNames(), ", ")},
-		{"keys", "keys", "where keys are kept: " + strings.Join(c.keysNames(), ", ")},
+		{"keys", "keys", "where keys are kept: " + strings.Join(c.set.keyPlaces(), ", ")},
 		{"data-dir", "data_dir", "folder of the embedded broker and of SQLite"},
 		{"log-level", "log.level", "debug, info, warn or error"},
 		{"log-format", "log.format", "text or json"},
@@ -139,7 +139,7 @@ func (c *cli) root() *cobra.Command {
 	}
 	complete(root, "broker", c.brokerNames()...)
 	complete(root, "database", c.storeNames()...)
-	complete(root, "keys", c.keysNames()...)
+	complete(root, "keys", c.set.keyPlaces()...)
 	complete(root, "log-level", "debug", "info", "warn", "error")
 	complete(root, "log-format", "text", "json")
 	root.AddCommand(
@@ -203,17 +203,6 @@ func (c *cli) brokerNames() []string {
 	var names []string
 	for _, b := range c.set.Brokers {
 		names = append(names, b.Name)
-	}
-	return names
-}
-
-// keysNames are the places that can keep keys: the database, and brokers with transactions of their own.
-func (c *cli) keysNames() []string {
-	names := []string{inDatabase}
-	for _, b := range c.set.Brokers {
-		if b.Keys != "" {
-			names = append(names, b.Keys)
-		}
 	}
 	return names
 }

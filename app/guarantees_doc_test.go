@@ -69,6 +69,9 @@ func openedBrokers(t *testing.T) []configured {
 		for i, caveat := range caps.Caveats {
 			caps.Caveats[i] = strings.ReplaceAll(caveat, topic, "TOPIC")
 		}
+		require.Equal(t, f.Capabilities.Ordering, caps.Ordering, "what the factory of %s says", f.Name)
+		require.Equal(t, f.Capabilities.OrderedBatch, caps.OrderedBatch, "what the factory of %s says", f.Name)
+		require.Equal(t, f.Capabilities.DeliveryCount, caps.DeliveryCount, "what the factory of %s says", f.Name)
 		all = append(all, configured{name: f.Name, delivery: caps})
 		cancel()
 		require.NoError(t, a.Close())
@@ -87,7 +90,10 @@ func openedStores(t *testing.T) []configured {
 		env, known := settings[f.Name]
 		require.True(t, known, "database %s is new: say here how to open it", f.Name)
 		newConsole(t, Builtin(), append(env, "DATABASE="+f.Name)...).inside(func(_ context.Context, a *App) {
-			all = append(all, configured{name: f.Name, keys: a.store.Keys().Capabilities()})
+			caps := a.store.Keys().Capabilities()
+			require.Equal(t, f.Capabilities.Transactional, caps.Transactional, "what the factory of %s says", f.Name)
+			require.Equal(t, f.Capabilities.Writers, caps.Writers, "what the factory of %s says", f.Name)
+			all = append(all, configured{name: f.Name, keys: caps})
 		})
 	}
 	return all
@@ -113,6 +119,7 @@ func guaranteesPage(t *testing.T) string {
 	p.say("Generated from what the adapters and plugins say of themselves; do not edit. `oncemill guarantees` prints the same for a running configuration, binding by")
 	p.say("binding, with its reasons and with what could break it, and `oncemill run` refuses to start what cannot hold.\n")
 	p.say("Values are those of default configurations, on servers that run on one machine each.\n")
+	p.matrix()
 	p.transactional(brokers, stores)
 	p.externals()
 	p.inBrokers(brokers)
@@ -122,6 +129,42 @@ func guaranteesPage(t *testing.T) string {
 	p.keySources()
 	p.reasons(t)
 	return p.String()
+}
+
+// matrix is what "oncemill guarantees --matrix" prints, with choices that are refused alike in one line.
+func (p *page) matrix() {
+	p.say("## What goes together\n")
+	p.say("`oncemill guarantees --matrix` prints this for every single choice; `--json` for machines.\n")
+	p.head("broker", "database", "keys", "transactional handlers", "those that need order", "external handlers", "transforms")
+	type line struct{ broker, database, keys string }
+	refused := map[line][]string{}
+	for choice := range slices.Chunk(Matrix(Builtin()), len(kinds())) {
+		one := line{"`" + choice[0].Broker + "`", "`" + choice[0].Database + "`", "`" + choice[0].Keys + "`"}
+		cells := []string{one.broker, one.database, one.keys}
+		offered := false
+		for _, c := range choice {
+			offered = offered || c.Offered()
+			cells = append(cells, or(strings.Join(c.Refused, "; "), "yes"))
+		}
+		if offered {
+			p.row(cells...)
+			continue
+		}
+		refused[one] = choice[0].Refused
+	}
+	var reasons []string
+	for _, why := range refused {
+		for _, single := range why {
+			if text := "- " + single + "."; !slices.Contains(reasons, text) {
+				reasons = append(reasons, text)
+			}
+		}
+	}
+	slices.Sort(reasons)
+	if len(reasons) > 0 {
+		p.say("\nAll other choices are refused:\n\n%s", strings.Join(reasons, "\n"))
+	}
+	p.say("")
 }
 
 func (p *page) transactional(brokers, stores []configured) {

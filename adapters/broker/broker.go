@@ -27,6 +27,8 @@ type Factory struct {
 	Open func(ctx context.Context, decode func(any) error, opts Options) (Broker, error)
 	// Check validates the adapter's configuration without any connection.
 	Check func(decode func(any) error) error
+	// Capabilities is what the broker promises where it is well configured. An open Broker says what it promises as it is.
+	Capabilities Capabilities
 }
 
 // Options are what every adapter gets from the application.

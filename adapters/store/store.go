@@ -22,6 +22,8 @@ type Factory struct {
 	Open func(ctx context.Context, decode func(any) error, opts Options) (Store, error)
 	// Check validates the adapter's configuration without any connection.
 	Check func(decode func(any) error) error
+	// Capabilities is what the database promises where it is well configured. The keystore.Store of an open one says what it promises as it is.
+	Capabilities keystore.Capabilities
 }
 
 // Options are what every adapter gets from the application.

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/IBM/sarama"
 	"github.com/jmoiron/sqlx"
@@ -74,11 +75,20 @@ func (s *system) foreignKafka(topic string, headers map[string]string, body stri
 
 func (s *system) foreignSQL(topic string, headers map[string]string, body string) {
 	t := s.t
-	db, err := sqlx.Open("pgx", s.setting("dsn").(string))
-	require.NoError(t, err)
-	defer db.Close()
+	dsn := s.setting("dsn").(string)
 	metadata, err := json.Marshal(headers)
 	require.NoError(t, err)
+	if !strings.HasPrefix(dsn, "postgres") {
+		db, err := sqlx.Open("mysql", dsn)
+		require.NoError(t, err)
+		defer db.Close()
+		_, err = db.Exec("INSERT INTO `watermill_"+topic+"` (uuid, payload, metadata) VALUES ('', ?, ?)", []byte(body), string(metadata))
+		require.NoError(t, err)
+		return
+	}
+	db, err := sqlx.Open("pgx", dsn)
+	require.NoError(t, err)
+	defer db.Close()
 	_, err = db.Exec(`INSERT INTO "watermill_`+topic+`" (uuid, payload, metadata, transaction_id) VALUES ('', $1, $2, pg_current_xact_id())`, []byte(body), string(metadata))
 	require.NoError(t, err)
 }

@@ -15,7 +15,7 @@ const completedTallies = `SELECT count(*) FROM processed_events WHERE scope LIKE
 // TestGracefulRestartsRunNothingTwice stops replicas eight times under load: what runs finishes and is acked, the rest goes back, so no
 // handler runs a second time, and no innocent message becomes a dead letter.
 func TestGracefulRestartsRunNothingTwice(t *testing.T) {
-	for _, combination := range [][2]string{{"embedded", "sqlite"}, {"rabbitmq-classic", "postgres"}, {"rabbitmq-quorum", "postgres"}, {"kafka", "postgres"}, {"sql", "postgres"}} {
+	for _, combination := range [][2]string{{"embedded", "sqlite"}, {"rabbitmq-classic", "postgres"}, {"rabbitmq-quorum", "postgres"}, {"kafka", "postgres"}, {"sql-postgres", "postgres"}} {
 		t.Run(combination[0], func(t *testing.T) {
 			const count = 1600
 			s := newSystem(t, combination[0], combination[1])

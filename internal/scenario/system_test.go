@@ -17,6 +17,7 @@ import (
 	_ "modernc.org/sqlite"
 
 	"github.com/oncemill/oncemill/adapters/broker"
+	"github.com/oncemill/oncemill/app"
 	"github.com/oncemill/oncemill/app/builtin"
 	"github.com/oncemill/oncemill/config"
 	"github.com/oncemill/oncemill/internal/testenv"
@@ -42,28 +43,39 @@ var topics = []string{
 	"counters.add", "journal.append", tallyTopic, sequenceTopic, relabelIn, relabelOut,
 }
 
-// brokers are the brokers of the matrix; each sets up its own part of the configuration.
+// brokers are the brokers of the matrix, some in several forms; each sets up its own part of the configuration. of is the broker's name.
 var brokers = []struct {
 	name  string
+	of    string
 	setUp func(t *testing.T, s *system) (name string, settings node)
 }{
-	{"embedded", func(*testing.T, *system) (string, node) { return "embedded", node{} }},
-	{"rabbitmq-classic", func(t *testing.T, s *system) (string, node) {
+	{"embedded", "embedded", func(*testing.T, *system) (string, node) { return "embedded", node{} }},
+	{"rabbitmq-classic", "rabbitmq", func(t *testing.T, s *system) (string, node) {
 		return "rabbitmq", node{"url": testenv.RabbitMQ(t).URL, "queue_type": "classic"}
 	}},
-	{"rabbitmq-quorum", func(t *testing.T, s *system) (string, node) {
+	{"rabbitmq-quorum", "rabbitmq", func(t *testing.T, s *system) (string, node) {
 		return "rabbitmq", node{"url": testenv.RabbitMQ(t).URL, "queue_type": "quorum"}
 	}},
-	{"kafka", func(t *testing.T, s *system) (string, node) {
+	{"kafka", "kafka", func(t *testing.T, s *system) (string, node) {
 		names := node{}
 		for _, topic := range topics {
 			names[topic] = node{"name": s.service + "." + topic}
 		}
 		return "kafka", node{"brokers": testenv.Kafka(t), "topics": names}
 	}},
-	{"sql", func(t *testing.T, s *system) (string, node) {
+	{"nats", "nats", func(t *testing.T, s *system) (string, node) {
+		names := node{}
+		for _, topic := range topics {
+			names[topic] = node{"stream": s.service + "-" + strings.ReplaceAll(topic, ".", "-"), "subject": s.service + "." + topic}
+		}
+		return "nats", node{"url": testenv.NATS(t), "topics": names, "ack_wait": "10s"}
+	}},
+	{"sql-postgres", "sql", func(t *testing.T, s *system) (string, node) {
 		db := testenv.Postgres(t)
 		return "sql", node{"dsn": db.DSN, "schema": db.Schema, "visibility": "5s"}
+	}},
+	{"sql-mysql", "sql", func(t *testing.T, s *system) (string, node) {
+		return "sql", node{"dsn": testenv.MySQL(t).DSN, "visibility": "5s"}
 	}},
 }
 
@@ -85,6 +97,43 @@ func onEverySystem(t *testing.T, test func(t *testing.T, s *system)) {
 		for _, d := range databases {
 			t.Run(b.name+"/"+d.name, func(t *testing.T) { test(t, newSystem(t, b.name, d.name)) })
 		}
+	}
+}
+
+// apart are combinations that are offered and have tests of their own, by "broker/database/keys", with the reason.
+var apart = map[string]string{
+	"kafka/sqlite/kafka":   onlyTransforms,
+	"kafka/postgres/kafka": onlyTransforms,
+	"kafka/mysql/kafka":    onlyTransforms,
+}
+
+const onlyTransforms = "payments write to the database; handlers that turn messages into messages run in the tests of transforms"
+
+// Every combination that "oncemill guarantees --matrix" offers runs the scenario, or says why not.
+func TestScenarioCoversTheMatrix(t *testing.T) {
+	runs := map[string]bool{}
+	for _, b := range brokers {
+		for _, d := range databases {
+			runs[b.of+"/"+d.name+"/database"] = true
+		}
+	}
+	offered := map[string]bool{}
+	for _, c := range app.Matrix(builtin.Set()) {
+		if c.Offered() {
+			offered[c.Broker+"/"+c.Database+"/"+c.Keys] = true
+		}
+	}
+	require.NotEmpty(t, offered)
+	for one := range offered {
+		if _, elsewhere := apart[one]; !runs[one] && !elsewhere {
+			t.Errorf("%s is offered, and the scenario does not run on it: add it to brokers or databases, or to apart with a reason", one)
+		}
+	}
+	for one := range runs {
+		require.True(t, offered[one], "the scenario runs on %s, which is not offered", one)
+	}
+	for one := range apart {
+		require.True(t, offered[one] && !runs[one], "%s needs no excuse", one)
 	}
 }
 

@@ -27,6 +27,8 @@ func (e *Engine) attemptTransactional(ctx context.Context, j *job) error {
 	completion := keystore.Completion{
 		Claim: j.claim(), State: keystore.Completed, Retention: e.binding.Retention, Owner: e.owner, Settles: j.settles(),
 	}
+	// A store that knows what is to come writes the key once.
+	completion.Claim.Retention, completion.Claim.Owner = completion.Retention, completion.Owner
 	if j.id.Key == "" {
 		completion.Keep = true
 		e.observe(Event{Kind: EventKeyless, Scope: j.id.Scope})

@@ -19,6 +19,9 @@ const maxReason = 1 << 10
 // errNoOutcome is a record's error when the publisher returned fewer errors than messages.
 var errNoOutcome = errors.New("publisher returned no outcome for the message")
 
+// IsUnavailable reports whether err, of a Publisher, says nothing about its message, so that the relay counts no attempt.
+func IsUnavailable(err error) bool { return err != nil && causeOf(err) == CauseUnavailable }
+
 // causeOf classifies an error of the publisher.
 func causeOf(err error) Cause {
 	var violation *envelope.Violation

@@ -4,12 +4,14 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/stretchr/testify/require"
 
 	"github.com/oncemill/oncemill/adapters/broker"
 	"github.com/oncemill/oncemill/middleware/envelope"
+	"github.com/oncemill/oncemill/middleware/outbox"
 )
 
 var batchTests = []test{
@@ -17,6 +19,7 @@ var batchTests = []test{
 	{"BatchOrdered", testBatchOrdered},
 	{"BatchConcurrent", testBatchConcurrent},
 	{"BatchEndedContext", testBatchEndedContext},
+	{"BatchOutage", testBatchOutage},
 }
 
 // One bad message in the middle of good ones fails alone.
@@ -106,4 +109,51 @@ func testBatchEndedContext(k *kit) {
 	}
 	k.publish(b, topic, "good")
 	k.subscribe(b, broker.Subscription{Topic: topic, Group: "g"}).ackUntil("good")
+}
+
+// While the broker as a whole is away, errors say so, of messages on their way and of later ones: no attempt may be counted against them.
+func testBatchOutage(k *kit) {
+	if k.h.Crash == nil {
+		k.Skip("the harness cannot cut a replica off")
+	}
+	b, topic := k.declared("g")
+	k.publish(b, topic, "before")
+	publish := func(ctx context.Context) {
+		msgs := make([]*message.Message, 20)
+		for i := range msgs {
+			msgs[i] = newMessage("during the outage")
+			msgs[i].Metadata.Set(envelope.OrderingKeyHeader, fmt.Sprintf("order-%d", i))
+		}
+		for _, err := range b.Publisher().PublishBatch(ctx, topic, msgs) {
+			if err != nil && !outbox.IsUnavailable(err) {
+				k.Errorf("it counts against the message: %v", err)
+			}
+		}
+	}
+	// The library's own way to say it is what is asked for, so the context does not end first.
+	cut := make(chan struct{})
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for {
+				ctx, cancel := context.WithTimeout(k.Context(), 15*time.Second)
+				publish(ctx)
+				cancel()
+				select {
+				case <-cut:
+					return
+				default:
+				}
+			}
+		})
+	}
+	time.Sleep(50 * time.Millisecond) // so that some are on their way
+	k.h.Crash(k, b)
+	close(cut)
+	wg.Wait()
+	ctx, cancel := context.WithTimeout(k.Context(), 5*time.Second)
+	defer cancel()
+	publish(ctx)
+	require.NoError(k, b.Close())
+	publish(ctx) // a broker that closes says nothing about the message either
 }

@@ -15,6 +15,7 @@ import (
 var orderingTests = []test{
 	{"OrderOverDrain", testOrderOverDrain},
 	{"OrderOverCrash", testOrderOverCrash},
+	{"OrderOverNack", testOrderOverNack},
 }
 
 const (
@@ -65,6 +66,38 @@ func testOrderOverCrash(k *kit) {
 		}
 		require.Equal(k, orderEach, next, key)
 	}
+}
+
+// A nacked message holds back those of its ordering key, also one that is offered to the handlers already, and no others: once the context of
+// the nacked delivery has ended, it comes again before them.
+func testOrderOverNack(k *kit) {
+	b := k.open()
+	if b.Capabilities().Ordering != broker.OrderByKey {
+		k.Skip("the broker declares no order by ordering key")
+	}
+	topic := k.name("bt")
+	k.declareAs(b, topic, true, "g")
+	const each = 4
+	for n := range each {
+		msg := newMessage(fmt.Sprint(n))
+		msg.Metadata.Set(envelope.OrderingKeyHeader, "one")
+		require.NoError(k, b.Publisher().Publish(topic, msg))
+	}
+	r := k.subscribe(b, broker.Subscription{Topic: topic, Group: "g", Ordered: true, InFlight: 10})
+	for n := range each {
+		for range 3 {
+			msg := r.next()
+			require.Equal(k, fmt.Sprint(n), string(msg.Payload), "it passes over a nacked message of its key")
+			time.Sleep(10 * time.Millisecond) // so that the next one is offered
+			require.True(k, msg.Nack())
+			k.ended(msg, "its nack")
+		}
+		require.True(k, r.next().Ack())
+	}
+	other := newMessage("other")
+	other.Metadata.Set(envelope.OrderingKeyHeader, "two")
+	require.NoError(k, b.Publisher().Publish(topic, other))
+	r.ackUntil("other")
 }
 
 // sequence notes the deliveries of each ordering key over two replicas.

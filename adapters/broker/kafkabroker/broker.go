@@ -26,6 +26,9 @@ var ErrClosed = errors.New("kafka: the broker is closed")
 func Factory() broker.Factory {
 	return broker.Factory{
 		Name: name, Keys: name,
+		Capabilities: broker.Capabilities{
+			Ordering: broker.OrderByKey, DeliveryCount: true, Durable: true, Transactions: transactionLimits(),
+		},
 		Open: func(ctx context.Context, decode func(any) error, opts broker.Options) (broker.Broker, error) {
 			conf, err := configure(decode)
 			if err != nil {

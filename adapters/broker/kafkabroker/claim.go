@@ -33,6 +33,10 @@ type claim struct {
 	quiet   chan struct{} // a message was settled
 	gone    chan struct{} // closed when late settlements are nobody's business any more
 	waits   sync.WaitGroup
+
+	offering  sync.Mutex
+	offered   *entry        // what is offered to the handlers now
+	offerOver chan struct{} // closed when it is not any more
 }
 
 func newClaim(g *generation, partition int32, w *window) *claim {
@@ -120,27 +124,55 @@ func (c *claim) deliver(e *entry) {
 		c.g.s.slots.withdraw(slot)
 		return
 	}
-	msg, h := c.message(e)
 	for {
-		select {
-		case c.g.s.out <- msg:
-			c.w.handed(e)
-			c.waits.Go(func() { c.watch(e, msg) })
-			return
-		case <-c.g.stop:
-		case <-c.wake:
-			c.w.takeBack(h)
-			if c.w.isUpcoming(e, time.Now()) {
-				msg, h = c.message(e)
-				continue
-			}
-			c.g.s.slots.withdraw(slot)
+		handed, again := c.offer(e)
+		if handed {
 			return
 		}
-		c.w.takeBack(h)
-		c.g.s.slots.withdraw(slot)
-		return
+		if !again {
+			break
+		}
 	}
+	c.g.s.slots.withdraw(slot)
+}
+
+// offer offers e to the handlers. It reports whether one took it, and else whether to look again what comes next.
+func (c *claim) offer(e *entry) (handed, again bool) {
+	over := make(chan struct{})
+	c.offering.Lock()
+	c.offered, c.offerOver = e, over
+	c.offering.Unlock()
+	defer func() {
+		c.offering.Lock()
+		defer c.offering.Unlock()
+		c.offered, c.offerOver = nil, nil
+		close(over)
+	}()
+	if !c.w.isUpcoming(e, time.Now()) { // a nack that came before saw no offer
+		return false, false
+	}
+	msg, h := c.message(e)
+	select {
+	case c.g.s.out <- msg:
+		c.w.handed(e)
+		c.waits.Go(func() { c.watch(e, msg) })
+		return true, false
+	case <-c.wake:
+		again = true
+	case <-c.g.stop:
+	}
+	c.w.takeBack(h)
+	return false, again
+}
+
+// offeredBehind is closed when a later record of e's key is not offered any more; nil where none is.
+func (c *claim) offeredBehind(e *entry) <-chan struct{} {
+	c.offering.Lock()
+	defer c.offering.Unlock()
+	if c.offered == nil || laneOf(c.offered.record) != laneOf(e.record) || c.offered.record.Offset <= e.record.Offset {
+		return nil
+	}
+	return c.offerOver
 }
 
 // await waits for ready. It reports false when e is not what comes next any more, or everything stops.
@@ -176,8 +208,16 @@ func (c *claim) watch(e *entry, msg *message.Message) {
 		counted, frees := c.w.ack(e)
 		c.settled(counted, frees)
 	case <-msg.Nacked():
-		counted := c.w.nack(e, retryDelay, time.Now())
+		counted, end := c.w.nack(e, retryDelay, time.Now())
+		later := c.offeredBehind(e)
 		c.settled(counted, counted)
+		if !counted {
+			return
+		}
+		if later != nil { // its context ends when nothing that must come behind it is offered any more
+			<-later
+		}
+		end()
 	case <-c.gone:
 	}
 }

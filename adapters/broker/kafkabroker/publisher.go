@@ -61,7 +61,7 @@ func (p *publisher) PublishBatch(ctx context.Context, topic string, msgs []*mess
 		records[i], errs[i] = p.record(topic, physical, msg)
 	}
 	if err := p.ensure(ctx, physical); err != nil {
-		return fill(errs, fmt.Errorf("kafka: publishing to %s: %w", topic, err))
+		return fill(errs, fmt.Errorf("kafka: publishing to %s: %w", topic, markOutage(err)))
 	}
 	p.alone.RLock()
 	p.send(ctx, records, errs)
@@ -69,7 +69,7 @@ func (p *publisher) PublishBatch(ctx context.Context, topic string, msgs []*mess
 	p.resendLarge(ctx, records, errs)
 	for i, err := range errs {
 		if err != nil && records[i] != nil {
-			errs[i] = fmt.Errorf("kafka: publishing message %s to %s: %w", msgs[i].UUID, topic, err)
+			errs[i] = fmt.Errorf("kafka: publishing message %s to %s: %w", msgs[i].UUID, topic, markOutage(err))
 		}
 	}
 	return errs
@@ -170,6 +170,30 @@ func (p *publisher) judge(producer *producer, records []*sarama.ProducerMessage,
 			p.retire(producer, err)
 		}
 	}
+}
+
+// outages are errors of the connection, of the cluster as a whole, or of a partition that no replica serves now. They say nothing about the record.
+var outages = []error{
+	sarama.ErrOutOfBrokers, sarama.ErrNotConnected, sarama.ErrClosedClient, sarama.ErrShuttingDown, sarama.ErrBrokerNotFound, sarama.ErrBrokerNotAvailable,
+	sarama.ErrControllerNotAvailable, sarama.ErrLeaderNotAvailable, sarama.ErrNotLeaderForPartition, sarama.ErrReplicaNotAvailable, sarama.ErrNotController,
+	sarama.ErrFencedLeaderEpoch, sarama.ErrUnknownLeaderEpoch, sarama.ErrRequestTimedOut, sarama.ErrNetworkException, sarama.ErrNotEnoughReplicas,
+	sarama.ErrNotEnoughReplicasAfterAppend, sarama.ErrKafkaStorageError, sarama.ErrSASLAuthenticationFailed, sarama.ErrThrottlingQuotaExceeded,
+	sarama.ErrConsumerCoordinatorNotAvailable, breaker.ErrBreakerOpen, ErrClosed,
+}
+
+// markOutage marks an outage, unless the error is marked already.
+func markOutage(err error) error {
+	for _, mark := range []error{outbox.ErrUnpublishable, outbox.ErrUnroutable, outbox.ErrUnavailable} {
+		if errors.Is(err, mark) {
+			return err
+		}
+	}
+	for _, outage := range outages {
+		if errors.Is(err, outage) {
+			return fmt.Errorf("%w: %w", outbox.ErrUnavailable, err)
+		}
+	}
+	return err
 }
 
 // breaksProducer reports errors after which an idempotent producer cannot go on, or a new one gets on faster.

@@ -240,19 +240,20 @@ func (w *window) ack(e *entry) (counted, frees bool) {
 	return true, w.lanes[laneOf(e.record)] != nil
 }
 
-// nack queues e for another delivery after delay. It reports whether it counted.
-func (w *window) nack(e *entry, delay func(deliveries int) time.Duration, now time.Time) bool {
+// nack queues e for another delivery after delay. It reports whether it counted, and returns what ends the context of the delivery.
+func (w *window) nack(e *entry, delay func(deliveries int) time.Duration, now time.Time) (counted bool, end func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.over {
-		return false
+		return false, nil
 	}
 	w.leaveLane(e)
 	w.inFlight--
 	e.retryAt = now.Add(delay(e.deliveries))
 	w.enqueue(e)
-	e.finish(errSettled)
-	return true
+	last := entry{end: e.end} // the next delivery has an end of its own
+	e.end = nil
+	return true, func() { last.finish(errSettled) }
 }
 
 // position is the lowest offset that is not settled: what is to be committed.

@@ -99,7 +99,8 @@ func (m *windowModel) settle(t *rapid.T, ack bool) {
 		m.acked[offset] = true
 		return
 	}
-	require.True(t, m.w.nack(e, retryDelay, m.now))
+	counted, _ := m.w.nack(e, retryDelay, m.now)
+	require.True(t, counted)
 	m.waiting[offset] = true
 }
 

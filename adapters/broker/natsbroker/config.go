@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"github.com/oncemill/oncemill/middleware/envelope"
 )
 
@@ -42,6 +44,12 @@ type Config struct {
 	// Replicas is the number of copies of each stream that is made here. With fewer than 3
 	// a confirmed message may be lost with its machine. Defaults to 1.
 	Replicas int `yaml:"replicas"`
+	// Placement says on which servers of a cluster streams that are made here are kept.
+	Placement Placement `yaml:"placement"`
+	// Domain is the JetStream domain, where it is not that of the servers the client connects to.
+	Domain string `yaml:"domain"`
+	// APIPrefix is what JetStream's API is imported under, such as JS.hub.API, where another account shares it with ours.
+	APIPrefix string `yaml:"api_prefix"`
 	// MaxAge is how long a stream that is made here keeps a message, consumed or not. 0 keeps all. Defaults to 336h (14 days).
 	MaxAge time.Duration `yaml:"max_age"`
 	// AckWait is how long a message of a dead process waits for its redelivery. A slow
@@ -58,6 +66,14 @@ type TLS struct {
 	// Cert and Key are the client's certificate, for mutual TLS.
 	Cert string `yaml:"cert"`
 	Key  string `yaml:"key"`
+}
+
+// Placement chooses servers.
+type Placement struct {
+	// Cluster is the name of the cluster, in a super-cluster.
+	Cluster string `yaml:"cluster"`
+	// Tags are those that a server must have, all of them.
+	Tags []string `yaml:"tags"`
 }
 
 // Topic is the physical names of one logical topic.
@@ -121,6 +137,12 @@ func (c *Config) validate() error {
 	if c.Replicas < 1 || c.Replicas > 5 {
 		errs = append(errs, fmt.Errorf("replicas: %d is not between 1 and 5", c.Replicas))
 	}
+	if c.Domain != "" && c.APIPrefix != "" {
+		errs = append(errs, errors.New("use only one of domain and api_prefix"))
+	}
+	if strings.ContainsAny(c.Domain, " .*>\t\r\n") || strings.ContainsAny(c.APIPrefix, " *>\t\r\n") || strings.HasSuffix(c.APIPrefix, ".") {
+		errs = append(errs, errors.New("domain is one word, api_prefix is words with dots between them, such as JS.hub.API"))
+	}
 	if c.AckWait < minAckWait {
 		errs = append(errs, fmt.Errorf("ack_wait: at least %s", minAckWait))
 	}
@@ -128,6 +150,25 @@ func (c *Config) validate() error {
 		errs = append(errs, named.validate(topic))
 	}
 	return errors.Join(errs...)
+}
+
+// servers is nil where any will do.
+func (p Placement) servers() *jetstream.Placement {
+	if p.Cluster == "" && len(p.Tags) == 0 {
+		return nil
+	}
+	return &jetstream.Placement{Cluster: p.Cluster, Tags: p.Tags}
+}
+
+// api is what the subjects of JetStream's API begin with.
+func (c *Config) api() string {
+	switch {
+	case c.Domain != "":
+		return "$JS." + c.Domain + ".API"
+	case c.APIPrefix != "":
+		return c.APIPrefix
+	}
+	return strings.TrimSuffix(jetstream.DefaultAPIPrefix, ".")
 }
 
 func (c *Config) validateAccess() error {

@@ -25,7 +25,7 @@ type delivery struct {
 	nacks    int    // by this subscriber, for the delay
 	due      time.Time
 	waiting  bool   // for due, after a nack of an ordered message
-	key      string // its ordering key; known when it is nacked
+	key      string // its ordering key, in an ordered subscription
 	count    uint64 // deliveries by the server
 	touched  time.Time
 	settling bool

@@ -18,8 +18,9 @@ import (
 // with nothing to install.
 func EmbeddedFactory() broker.Factory {
 	return broker.Factory{
-		Name: "embedded",
-		Open: openEmbedded,
+		Name:         "embedded",
+		Capabilities: broker.Capabilities{Ordering: broker.OrderByKey, OrderedBatch: true, DeliveryCount: true, DedupeWindow: dedupeWindow, Durable: true},
+		Open:         openEmbedded,
 		Check: func(decode func(any) error) error {
 			_, err := decodeEmbedded(decode)
 			return err
@@ -51,7 +52,7 @@ func openEmbedded(ctx context.Context, decode func(any) error, opts broker.Optio
 		return nil, fmt.Errorf("embedded broker: %w", err)
 	}
 	// The address is the dialer's matter; the name stands in logs only.
-	l, err := connect(ctx, "nats://embedded:4222", slowestEmbedded, opts.Logger,
+	l, err := connect(ctx, "nats://embedded:4222", (&Config{}).api(), slowestEmbedded, opts.Logger,
 		nats.Name(opts.ClientName), nats.SetCustomDialer(addressDialer{dir: opts.DataDir}), nats.SkipHostLookup(), nats.IgnoreDiscoveredServers(),
 		nats.TokenHandler(func() string { return readAddress(opts.DataDir).Token }))
 	if err != nil {

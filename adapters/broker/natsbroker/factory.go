@@ -21,8 +21,9 @@ const (
 // Factory makes the broker "nats": JetStream on servers that run somewhere else.
 func Factory() broker.Factory {
 	return broker.Factory{
-		Name: "nats",
-		Open: openExternal,
+		Name:         "nats",
+		Capabilities: broker.Capabilities{Ordering: broker.OrderByKey, OrderedBatch: true, DeliveryCount: true, DedupeWindow: dedupeWindow, Durable: true},
+		Open:         openExternal,
 		Check: func(decode func(any) error) error {
 			_, err := decodeExternal(decode)
 			return err
@@ -51,7 +52,7 @@ func openExternal(ctx context.Context, decode func(any) error, opts broker.Optio
 	if err != nil {
 		return nil, fmt.Errorf("nats: %w", err)
 	}
-	l, err := connect(ctx, where.list(), slowestReconnect, opts.Logger, append(access, nats.Name(opts.ClientName))...)
+	l, err := connect(ctx, where.list(), cfg.api(), slowestReconnect, opts.Logger, append(access, nats.Name(opts.ClientName))...)
 	if err != nil {
 		return nil, fmt.Errorf("nats: %w; check that %s is reachable and that the credentials are right", err, where.list())
 	}

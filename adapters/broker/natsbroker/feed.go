@@ -1,7 +1,11 @@
 package natsbroker
 
 import (
+	"slices"
+
 	"github.com/nats-io/nats.go"
+
+	"github.com/oncemill/oncemill/middleware/envelope"
 )
 
 // arrive takes a message that the server delivered.
@@ -23,6 +27,9 @@ func (s *subscriber) arrive(m *nats.Msg) {
 		return
 	}
 	d = newDelivery(m, a)
+	if s.order != nil {
+		d.key = decodeHeaders(m.Header).metadata[envelope.OrderingKeyHeader]
+	}
 	d.again = d.again || a.seq <= s.marked
 	s.held[a.seq] = d
 	if s.passed(a) {
@@ -41,9 +48,11 @@ func (s *subscriber) feed() {
 		}
 		if s.isStopping() {
 			s.settlers.Go(func() { s.handBack(d) })
+			s.endOffer()
 			continue
 		}
 		s.handOver(d)
+		s.endOffer()
 	}
 }
 
@@ -75,11 +84,69 @@ func (s *subscriber) pop() *delivery {
 	if len(s.queue) == 0 || s.handed >= s.sub.InFlight && !s.isStopping() {
 		return nil
 	}
-	d := s.queue[0]
-	s.queue = s.queue[1:]
+	at := 0
+	if !s.isStopping() {
+		if at = s.unblocked(); at < 0 {
+			return nil
+		}
+	}
+	d := s.queue[at]
+	s.queue = slices.Delete(s.queue, at, at+1)
 	d.handed = true
 	s.handed++
+	s.offered = &offer{d: d, over: make(chan struct{})}
 	return d
+}
+
+// unblocked is the place of the first message in the queue that may be handed over: a nacked message of an ordered
+// subscription that waits holds back those of its ordering key. It is -1 where there is none. The lock is held.
+func (s *subscriber) unblocked() int {
+	if s.order == nil {
+		return 0
+	}
+	waiting := map[string]uint64{} // the lowest sequence of each key
+	for _, d := range s.held {
+		if first, any := waiting[d.key]; d.waiting && d.key != "" && (!any || d.seq < first) {
+			waiting[d.key] = d.seq
+		}
+	}
+	return slices.IndexFunc(s.queue, func(d *delivery) bool {
+		first, any := waiting[d.key]
+		return !any || d.seq < first
+	})
+}
+
+// offer is a message that is offered to the handlers, until one took it or it was taken back.
+type offer struct {
+	d    *delivery
+	over chan struct{}
+}
+
+func (s *subscriber) endOffer() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	close(s.offered.over)
+	s.offered = nil
+}
+
+// putBack puts a message that nobody took yet in its place again: one of its ordering key that stands before it was nacked.
+func (s *subscriber) putBack(d *delivery) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	d.cancel()
+	d.handed = false
+	s.handed--
+	select {
+	case <-d.taken: // meanwhile
+		if s.held[d.seq] == d {
+			delete(s.held, d.seq)
+		}
+		return
+	default:
+	}
+	at, _ := slices.BinarySearchFunc(s.queue, d, compareSeq)
+	s.queue = slices.Insert(s.queue, at, d)
+	signal(s.wake)
 }
 
 func (s *subscriber) handOver(d *delivery) {
@@ -93,6 +160,8 @@ func (s *subscriber) handOver(d *delivery) {
 	select {
 	case s.out <- msg:
 		s.settlers.Go(func() { s.settle(d, msg) })
+	case <-s.recall:
+		s.putBack(d)
 	case <-d.taken:
 		s.finish(d, nil)
 	case <-s.stop:

@@ -70,7 +70,7 @@ func (t *topology) leases(ctx context.Context) (jetstream.KeyValue, error) {
 	}
 	kv, err = t.link.js.CreateKeyValue(ctx, jetstream.KeyValueConfig{
 		Bucket: leaseBucket, Description: "who consumes ordered subscriptions", History: 1,
-		Storage: jetstream.FileStorage, Replicas: t.cfg.Replicas,
+		Storage: jetstream.FileStorage, Replicas: t.cfg.Replicas, Placement: t.cfg.Placement.servers(),
 	})
 	if errors.Is(err, jetstream.ErrBucketExists) {
 		kv, err = t.link.js.KeyValue(ctx, leaseBucket)

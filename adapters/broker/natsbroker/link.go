@@ -38,8 +38,8 @@ type link struct {
 	end     context.CancelFunc
 }
 
-// connect opens a connection, and tries until ctx ends.
-func connect(ctx context.Context, url string, slowest time.Duration, logger *slog.Logger, options ...nats.Option) (*link, error) {
+// connect opens a connection, and tries until ctx ends. api is what the subjects of JetStream's API begin with.
+func connect(ctx context.Context, url, api string, slowest time.Duration, logger *slog.Logger, options ...nats.Option) (*link, error) {
 	l := &link{logger: logger, up: true}
 	l.current, l.end = context.WithCancel(context.Background())
 	options = append(l.options(slowest), options...)
@@ -55,7 +55,7 @@ func connect(ctx context.Context, url string, slowest time.Duration, logger *slo
 		case <-time.After(reconnectDelay(attempt, slowest)):
 		}
 	}
-	js, err := jetstream.New(l.nc,
+	js, err := jetstream.NewWithAPIPrefix(l.nc, api,
 		jetstream.WithDefaultTimeout(requestTimeout),
 		jetstream.WithPublishAsyncMaxPending(4*publishWindow),
 		jetstream.WithPublishAsyncTimeout(publishTimeout))

@@ -6,12 +6,12 @@ import (
 )
 
 // postpone notes when a nacked message of an ordered subscription is due again, and returns how long that
-// is. None of its ordering key is due before one that stands before it in the stream.
-func (s *subscriber) postpone(d *delivery, key string) time.Duration {
+// is, and what is offered now and must come behind it. None of its ordering key is due before one that stands before it in the stream.
+func (s *subscriber) postpone(d *delivery) (time.Duration, *offer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	d.nacks++
-	d.key, d.waiting = key, true
+	d.waiting = true
 	delay := nackDelay(d.nacks, slowestNackOrdered)
 	d.due = time.Now().Add(delay)
 	for _, other := range s.waitingWith(d) {
@@ -21,7 +21,11 @@ func (s *subscriber) postpone(d *delivery, key string) time.Duration {
 			other.due = later(other.due, d.due)
 		}
 	}
-	return delay
+	if d.key == "" || s.offered == nil || s.offered.d == d || s.offered.d.key != d.key || s.offered.d.seq < d.seq {
+		return delay, nil
+	}
+	signal(s.recall)
+	return delay, s.offered
 }
 
 func later(a, b time.Time) time.Time {

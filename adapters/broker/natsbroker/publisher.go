@@ -73,16 +73,21 @@ func (p *publisher) ready(ctx context.Context, topic string) (place, error) {
 		return place{}, unpublishable(err)
 	}
 	if p.b.closed() {
-		return place{}, errClosed
+		return place{}, closedPublishing()
 	}
 	if err := ctx.Err(); err != nil {
 		return place{}, fmt.Errorf("publishing to %s: %w", topic, err)
 	}
-	if err := p.b.link.await(ctx); err != nil {
+	if err := p.b.link.await(ctx); errors.Is(err, errClosed) {
+		return place{}, closedPublishing()
+	} else if err != nil {
 		return place{}, fmt.Errorf("publishing to %s: %w", topic, err)
 	}
 	return p.b.cfg.place(topic), nil
 }
+
+// closedPublishing is an error that says nothing about the message.
+func closedPublishing() error { return fmt.Errorf("%w: %w", outbox.ErrUnavailable, errClosed) }
 
 func unpublishable(err error) error { return fmt.Errorf("%w: %w", outbox.ErrUnpublishable, err) }
 
@@ -260,7 +265,7 @@ func classify(err error) error {
 	case errors.Is(err, outbox.ErrUnavailable):
 		return err
 	case errors.Is(err, nats.ErrConnectionClosed):
-		return fmt.Errorf("%w: %w", errClosed, err)
+		return fmt.Errorf("%w: %w", closedPublishing(), err)
 	case isOutage(err):
 		return fmt.Errorf("%w: %w", outbox.ErrUnavailable, err)
 	}

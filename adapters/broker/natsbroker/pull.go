@@ -53,10 +53,10 @@ type pull struct {
 }
 
 // newPull opens the inbox. deliver is called for one message after the other.
-func newPull(nc *nats.Conn, stream, durable string, expiry time.Duration, deliver func(*nats.Msg)) (*pull, error) {
+func newPull(nc *nats.Conn, api, stream, durable string, expiry time.Duration, deliver func(*nats.Msg)) (*pull, error) {
 	p := &pull{
 		nc: nc, inbox: nc.NewInbox(), expiry: expiry, deliver: deliver,
-		subject: fmt.Sprintf("$JS.API.CONSUMER.MSG.NEXT.%s.%s", stream, durable),
+		subject: fmt.Sprintf("%s.CONSUMER.MSG.NEXT.%s.%s", api, stream, durable),
 		gone:    make(chan struct{}), changed: make(chan struct{}, 1), failed: make(chan error, 1),
 		heard: time.Now(),
 	}

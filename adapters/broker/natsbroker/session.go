@@ -61,7 +61,7 @@ func (s *subscriber) turn(ctx context.Context) error {
 	if s.order != nil {
 		expiry = pullExpiryOrdered
 	}
-	p, err := newPull(s.b.link.nc, info.Stream, info.Name, expiry, s.arrive)
+	p, err := newPull(s.b.link.nc, s.b.cfg.api(), info.Stream, info.Name, expiry, s.arrive)
 	if err != nil {
 		return err
 	}

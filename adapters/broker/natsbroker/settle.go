@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
-
-	"github.com/oncemill/oncemill/middleware/envelope"
 )
 
 const (
@@ -36,7 +34,7 @@ func (s *subscriber) settle(d *delivery, msg *message.Message) {
 	case <-msg.Acked():
 		s.finish(d, s.confirm(d, bodyAck, "ack"))
 	case <-msg.Nacked():
-		s.nacked(d, msg)
+		s.nacked(d)
 	case <-s.abandon:
 		s.handBack(d)
 	case <-d.taken:
@@ -45,8 +43,8 @@ func (s *subscriber) settle(d *delivery, msg *message.Message) {
 }
 
 // nacked gives the message back for a redelivery after a delay. Ordered, it stays in our hands meanwhile, so
-// that nothing of its ordering key reaches another replica before it.
-func (s *subscriber) nacked(d *delivery, msg *message.Message) {
+// that nothing of its ordering key reaches another replica before it; its context ends when nothing of that is offered any more.
+func (s *subscriber) nacked(d *delivery) {
 	if s.isStopping() {
 		s.handBack(d)
 		return
@@ -56,8 +54,13 @@ func (s *subscriber) nacked(d *delivery, msg *message.Message) {
 		s.finish(d, s.confirm(d, fmt.Appendf(nil, `-NAK {"delay": %d}`, delay.Nanoseconds()), "nack"))
 		return
 	}
-	d.cancel()
-	for wait := s.postpone(d, msg.Metadata[envelope.OrderingKeyHeader]); wait > 0; wait = s.requeue(d) {
+	end := d.cancel // of this hand-over: the next one has its own
+	wait, later := s.postpone(d)
+	if later != nil {
+		<-later.over
+	}
+	end()
+	for ; wait > 0; wait = s.requeue(d) {
 		select {
 		case <-time.After(wait):
 		case <-s.stop:

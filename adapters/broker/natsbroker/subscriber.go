@@ -37,6 +37,7 @@ type subscriber struct {
 	caughtUp chan struct{}
 	wake     chan struct{} // the queue has changed
 	freed    chan struct{} // a slot is free
+	recall   chan struct{} // what is offered to handlers may have to wait
 
 	stopOnce, abandonOnce sync.Once
 	settlers              sync.WaitGroup
@@ -54,6 +55,7 @@ type subscriber struct {
 	marked   uint64 // what an embedded server may have forgotten that it delivered
 	mark     *mark
 	lost     bool // something could not be handed back
+	offered  *offer
 	order    *sequencer
 	lease    *lease
 }
@@ -67,7 +69,7 @@ func newSubscriber(b *Broker, sub broker.Subscription) *subscriber {
 		out:    make(chan *message.Message),
 		stop:   make(chan struct{}), abandon: make(chan struct{}), quiet: make(chan struct{}),
 		stopped: make(chan struct{}), caughtUp: make(chan struct{}),
-		wake: make(chan struct{}, 1), freed: make(chan struct{}, 1),
+		wake: make(chan struct{}, 1), freed: make(chan struct{}, 1), recall: make(chan struct{}, 1),
 	}
 	if sub.Ordered {
 		s.order = &sequencer{}

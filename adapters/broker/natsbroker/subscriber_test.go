@@ -148,8 +148,7 @@ func TestOrderedNack(t *testing.T) {
 	standby, others := k.subscribe(k.open(), broker.Subscription{Ordered: true})
 	testenv.Eventually(t, 5*time.Second, standby.Consuming)
 	k.publish("1", "2", "3")
-	for range 3 {
-		msg := k.next(msgs)
+	for _, msg := range []*message.Message{k.next(msgs), k.next(msgs), k.next(msgs)} {
 		require.False(t, envelope.DeliveryFrom(msg.Context()).Redelivered)
 		require.True(t, msg.Nack())
 		<-msg.Context().Done()

@@ -105,6 +105,7 @@ func (t *topology) streamConfig(p place) jetstream.StreamConfig {
 		Discard: jetstream.DiscardNew, MaxAge: t.cfg.MaxAge, Replicas: t.cfg.Replicas, Duplicates: dedupeWindow,
 		AllowDirect: true, AllowAtomicPublish: t.atomic, Metadata: map[string]string{ownerMark: "stream"},
 	}
+	cfg.Placement = t.cfg.Placement.servers()
 	if cfg.MaxAge > 0 {
 		cfg.Duplicates = min(cfg.Duplicates, cfg.MaxAge)
 	}

@@ -22,10 +22,15 @@ const (
 
 // Factory makes RabbitMQ brokers.
 func Factory() broker.Factory {
-	return broker.Factory{Name: Name, Open: open, Check: func(decode func(any) error) error {
-		_, err := load(decode)
-		return err
-	}}
+	return broker.Factory{
+		Name:         Name,
+		Open:         open,
+		Capabilities: broker.Capabilities{Ordering: broker.OrderByKey, DeliveryCount: true, Durable: true},
+		Check: func(decode func(any) error) error {
+			_, err := load(decode)
+			return err
+		},
+	}
 }
 
 func load(decode func(any) error) (Config, error) {

@@ -84,7 +84,7 @@ func (p *pool) release(c *channel) {
 func (p *pool) open(ctx context.Context) (*channel, error) {
 	conn, _, err := p.link.get(ctx)
 	if err != nil {
-		return nil, err
+		return nil, notConnected(ctx, err)
 	}
 	ch, err := conn.Channel()
 	if err != nil {

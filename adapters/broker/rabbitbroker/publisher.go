@@ -46,7 +46,7 @@ func (p *publisher) PublishBatch(ctx context.Context, topic string, msgs []*mess
 	errs := make([]error, len(msgs))
 	fail := func(batch []outgoing, err error) {
 		for _, out := range batch {
-			errs[out.index] = fmt.Errorf("publishing message %s to %s: %w", out.uuid, topic, err)
+			errs[out.index] = fmt.Errorf("publishing message %s to %s: %w", out.uuid, topic, markOutage(err))
 		}
 	}
 	batch := p.prepare(topic, msgs, errs)
@@ -171,7 +171,7 @@ func (p *publisher) take(ctx context.Context) (*channel, error) {
 	}
 	_, alarm, err := p.pool.link.get(ctx)
 	if err != nil {
-		return nil, err
+		return nil, notConnected(ctx, err)
 	}
 	if err := alarm.wait(ctx); err != nil {
 		return nil, fmt.Errorf("the broker holds back publishers (memory or disk alarm): %w", causeOf(ctx, err))
@@ -259,6 +259,35 @@ func isLost(err error) bool {
 func isRefused(err error) bool {
 	var refusal *amqp.Error
 	return isLost(err) && errors.As(err, &refusal) && (refusal.Code == amqp.PreconditionFailed || refusal.Code == amqp.ContentTooLarge)
+}
+
+// notConnected marks the failure of a connection to open.
+func notConnected(ctx context.Context, err error) error {
+	if errors.Is(err, errClosed) || ctx.Err() != nil {
+		return err
+	}
+	return fmt.Errorf("%w: %w", outbox.ErrUnavailable, err)
+}
+
+// markOutage marks an error of the connection, or of the broker as a whole, which says nothing about the message.
+func markOutage(err error) error {
+	var said *amqp.Error
+	for _, mark := range []error{outbox.ErrUnpublishable, outbox.ErrUnroutable, outbox.ErrUnavailable} {
+		if errors.Is(err, mark) {
+			return err
+		}
+	}
+	if errors.Is(err, errClosed) {
+		return fmt.Errorf("%w: %w", outbox.ErrUnavailable, err)
+	}
+	if !errors.As(err, &said) {
+		return err
+	}
+	switch said.Code {
+	case amqp.ConnectionForced, amqp.FrameError, amqp.ChannelError, amqp.UnexpectedFrame, amqp.ResourceError, amqp.InternalError:
+		return fmt.Errorf("%w: %w", outbox.ErrUnavailable, err)
+	}
+	return err
 }
 
 // causeOf returns why ctx ended where err is nothing but its end, else err.

@@ -30,6 +30,7 @@ type session struct {
 	slots    chan struct{} // one for each message in flight
 	watchers sync.WaitGroup
 	requests chan struct{} // closed when drain's request has ended: the channel takes one at a time
+	line     *line         // of an ordered subscription
 }
 
 // open opens a channel, prepares the queue as the topology says, and consumes.
@@ -43,6 +44,9 @@ func (s *subscriber) open() (*session, error) {
 		return nil, fmt.Errorf("opening a channel: %w", err)
 	}
 	ss := &session{s: s, id: uuid.NewString(), ch: ch, slots: make(chan struct{}, s.sub.InFlight)}
+	if s.sub.Ordered {
+		ss.line = newLine()
+	}
 	ss.ctx, ss.cancel = context.WithCancelCause(context.Background())
 	lost := ch.NotifyClose(make(chan *amqp.Error, 1))
 	if err := ss.consume(); err != nil {
@@ -87,6 +91,9 @@ func (ss *session) consume() error {
 // run hands over messages until the session is lost, whose cause it returns, or the subscriber stops.
 func (ss *session) run() error {
 	defer ss.close()
+	if ss.line != nil {
+		return ss.runOrdered()
+	}
 	for {
 		select {
 		case <-ss.s.draining:

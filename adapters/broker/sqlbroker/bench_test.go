@@ -27,13 +27,17 @@ const (
 //
 //	go test ./adapters/broker/sqlbroker -run '^$' -bench AgainstStock -benchtime 1x
 func BenchmarkAgainstStock(b *testing.B) {
-	db := testenv.Postgres(b)
-	for b.Loop() {
-		stock := measureStock(b, db)
-		ours := measureOurs(b, db)
-		b.ReportMetric(stock, "stock-msg/s")
-		b.ReportMetric(ours, "ours-msg/s")
-		b.ReportMetric(ours/stock, "ratio")
+	for _, kind := range []string{"postgres", "mysql"} {
+		b.Run(kind, func(b *testing.B) {
+			db := newDatabase(b, kind)
+			for b.Loop() {
+				stock := measureStock(b, db)
+				ours := measureOurs(b, db)
+				b.ReportMetric(stock, "stock-msg/s")
+				b.ReportMetric(ours, "ours-msg/s")
+				b.ReportMetric(ours/stock, "ratio")
+			}
+		})
 	}
 }
 
@@ -60,14 +64,14 @@ func rateOf(handled *atomic.Int64) float64 {
 	return float64(handled.Load()-before) / time.Since(began).Seconds()
 }
 
-func measureStock(b *testing.B, db testenv.Database) float64 {
+func measureStock(b *testing.B, db database) float64 {
 	topic := testenv.Name(b, "stock")
 	fill(b, open(b, config(db, nil)), topic, 20_000)
 	ctx, cancel := context.WithCancel(b.Context())
 	var handled atomic.Int64
 	var running sync.WaitGroup
 	for range replicas {
-		sub := stockSubscriber(b, plain(b, db), "g")
+		sub := stockSubscriber(b, db, "g")
 		msgs, err := sub.Subscribe(ctx, topic)
 		require.NoError(b, err)
 		running.Go(func() {
@@ -84,7 +88,7 @@ func measureStock(b *testing.B, db testenv.Database) float64 {
 	return rate
 }
 
-func measureOurs(b *testing.B, db testenv.Database) float64 {
+func measureOurs(b *testing.B, db database) float64 {
 	topic := testenv.Name(b, "ours")
 	br := open(b, config(db, nil))
 	require.NoError(b, br.Declare(b.Context(), topic, []broker.Subscription{{Topic: topic, Group: "g"}}))

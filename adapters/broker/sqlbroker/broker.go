@@ -23,10 +23,15 @@ var errClosed = errors.New("sql: the broker is closed")
 
 // Factory makes SQL brokers.
 func Factory() broker.Factory {
-	return broker.Factory{Name: Name, Open: open, Check: func(decode func(any) error) error {
-		_, err := load(decode)
-		return err
-	}}
+	return broker.Factory{
+		Name:         Name,
+		Open:         open,
+		Capabilities: broker.Capabilities{Ordering: broker.OrderByKey, OrderedBatch: true, DeliveryCount: true, Durable: true},
+		Check: func(decode func(any) error) error {
+			_, err := load(decode)
+			return err
+		},
+	}
 }
 
 func load(decode func(any) error) (Config, error) {
@@ -83,7 +88,7 @@ func Open(ctx context.Context, cfg Config, opts broker.Options) (broker.Broker, 
 		opts.ClientName = "oncemill"
 	}
 	logger := opts.Logger.With(slog.String("broker", Name))
-	db, err := connectPostgres(ctx, cfg, opts.ClientName, logger)
+	db, err := connect(ctx, cfg, opts.ClientName, logger)
 	if err != nil {
 		return nil, fmt.Errorf("broker %s: %w", Name, err)
 	}
@@ -103,19 +108,33 @@ func Open(ctx context.Context, cfg Config, opts broker.Options) (broker.Broker, 
 	return b, nil
 }
 
+// connect opens the kind of server that the connection string is for.
+func connect(ctx context.Context, cfg Config, clientName string, logger *slog.Logger) (server, error) {
+	dsn, err := cfg.dsn()
+	if err != nil {
+		return nil, err
+	}
+	if isMySQL(dsn) {
+		return connectMySQL(cfg, clientName, logger)
+	}
+	return connectPostgres(ctx, cfg, clientName, logger)
+}
+
 // Capabilities says what the SQL broker, as configured, promises.
 func (b *sqlBroker) Capabilities() broker.Capabilities {
+	durable, caveats := b.server.keeps()
 	caps := broker.Capabilities{
 		Ordering:         broker.OrderByKey,
 		OrderedBatch:     true,
 		RedeliveryReason: "the tables keep a message until every group has settled it",
 		DeliveryCount:    true,
-		Durable:          true,
+		Durable:          durable,
 		Caveats: []string{
 			fmt.Sprintf("Messages in flight of a process that dies wait %s (visibility) for their redelivery.", b.cfg.Visibility),
 			"A group that is declared and never consumes keeps every message of its topic.",
 		},
 	}
+	caps.Caveats = append(caps.Caveats, caveats...)
 	if b.cfg.Topology == Off {
 		caps.Caveats = append(caps.Caveats, "Operators own the topology: a topic's messages reach a group only through the trigger on its table.")
 	}

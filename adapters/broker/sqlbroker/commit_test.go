@@ -12,108 +12,110 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/oncemill/oncemill/adapters/broker"
-	"github.com/oncemill/oncemill/internal/testenv"
 )
 
 // A message that commits after ones with a higher offset were delivered and settled is delivered all the same.
 func TestLateCommitIsNotLost(t *testing.T) {
-	db := testenv.Postgres(t)
-	b, topic := declared(t, db, "g")
-	late := begin(t, plain(t, db), sql.LevelDefault)
-	publish(t, stockPublisher(t, late, stockSchema(), false), topic, "late")
-	publish(t, b.Publisher(), topic, numbered(300)...)
-	_, msgs := subscribe(t, b, broker.Subscription{Topic: topic, Group: "g"})
-	require.NotContains(t, ackAll(t, msgs, 300), "late")
-	require.NoError(t, late.Commit())
-	require.Equal(t, []string{"late"}, ackAll(t, msgs, 1))
+	onEach(t, func(t *testing.T, db database) {
+		b, topic := declared(t, db, "g")
+		late := begin(t, plain(t, db), sql.LevelDefault)
+		publish(t, stockPublisher(t, late, db.stockSchema(), false), topic, "late")
+		publish(t, b.Publisher(), topic, numbered(300)...)
+		_, msgs := subscribe(t, b, broker.Subscription{Topic: topic, Group: "g"})
+		require.NotContains(t, ackAll(t, msgs, 300), "late")
+		require.NoError(t, late.Commit())
+		require.Equal(t, []string{"late"}, ackAll(t, msgs, 1))
 
-	undone := begin(t, plain(t, db), sql.LevelDefault)
-	publish(t, stockPublisher(t, undone, stockSchema(), false), topic, "undone")
-	require.NoError(t, undone.Rollback())
-	silent(t, msgs, 500*time.Millisecond)
+		undone := begin(t, plain(t, db), sql.LevelDefault)
+		publish(t, stockPublisher(t, undone, db.stockSchema(), false), topic, "undone")
+		require.NoError(t, undone.Rollback())
+		silent(t, msgs, 500*time.Millisecond)
+	})
 }
 
 // A write transaction that stays open stalls nothing, whatever it wrote; watermill-sql waits for it.
 func TestOpenTransactionStallsNothing(t *testing.T) {
-	db := testenv.Postgres(t)
-	b, topic := declared(t, db, "g")
-	conn := plain(t, db)
-	execute(t, conn, `CREATE TABLE unrelated (n int)`)
-	tx := begin(t, conn, sql.LevelDefault)
-	_, err := tx.Exec(`INSERT INTO unrelated VALUES (1)`)
-	require.NoError(t, err)
-	publish(t, stockPublisher(t, tx, stockSchema(), false), topic, "of the open transaction")
+	onEach(t, func(t *testing.T, db database) {
+		b, topic := declared(t, db, "g")
+		conn := plain(t, db)
+		execute(t, conn, `CREATE TABLE unrelated (n int)`)
+		tx := begin(t, conn, sql.LevelDefault)
+		_, err := tx.Exec(`INSERT INTO unrelated VALUES (1)`)
+		require.NoError(t, err)
+		publish(t, stockPublisher(t, tx, db.stockSchema(), false), topic, "of the open transaction")
 
-	_, msgs := subscribe(t, b, broker.Subscription{Topic: topic, Group: "g"})
-	var slowest time.Duration
-	for i := range 20 {
+		_, msgs := subscribe(t, b, broker.Subscription{Topic: topic, Group: "g"})
+		var slowest time.Duration
+		for i := range 20 {
+			sent := time.Now()
+			publish(t, b.Publisher(), topic, fmt.Sprint(i))
+			require.Equal(t, fmt.Sprint(i), ackAll(t, msgs, 1)[0])
+			slowest = max(slowest, time.Since(sent))
+		}
+		require.Less(t, slowest, 2*time.Second)
+
+		// Many settled messages that the server cannot forget while the transaction is open.
+		for range 20 {
+			publish(t, b.Publisher(), topic, numbered(500)...)
+			ackAll(t, msgs, 500)
+		}
 		sent := time.Now()
-		publish(t, b.Publisher(), topic, fmt.Sprint(i))
-		require.Equal(t, fmt.Sprint(i), ackAll(t, msgs, 1)[0])
-		slowest = max(slowest, time.Since(sent))
-	}
-	require.Less(t, slowest, 2*time.Second)
-
-	// Many settled messages that the server cannot forget while the transaction is open.
-	for range 20 {
-		publish(t, b.Publisher(), topic, numbered(500)...)
-		ackAll(t, msgs, 500)
-	}
-	sent := time.Now()
-	publish(t, b.Publisher(), topic, "behind 10000 settled ones")
-	ackAll(t, msgs, 1)
-	require.Less(t, time.Since(sent), 2*time.Second)
-	require.NoError(t, tx.Commit())
-	require.Equal(t, []string{"of the open transaction"}, ackAll(t, msgs, 1))
+		publish(t, b.Publisher(), topic, "behind 10000 settled ones")
+		ackAll(t, msgs, 1)
+		require.Less(t, time.Since(sent), 2*time.Second)
+		require.NoError(t, tx.Commit())
+		require.Equal(t, []string{"of the open transaction"}, ackAll(t, msgs, 1))
+	})
 }
 
 // A group that is declared while many publish, some with snapshots from before, gets each message once.
 func TestGroupDeclaredInMidPublishing(t *testing.T) {
-	db := testenv.Postgres(t)
-	b, topic := declared(t, db)
-	const publishers, each = 4, 60
-	old := begin(t, plain(t, db), sql.LevelRepeatableRead)
-	require.NoError(t, old.QueryRow(`SELECT count(*) FROM pg_class`).Scan(new(int)))
+	onEach(t, func(t *testing.T, db database) {
+		b, topic := declared(t, db)
+		const publishers, each = 4, 60
+		old := begin(t, plain(t, db), sql.LevelRepeatableRead)
+		require.NoError(t, old.QueryRow(`SELECT count(*) FROM oncemill_sql_queues`).Scan(new(int)))
 
-	var wg sync.WaitGroup
-	var half sync.WaitGroup
-	half.Add(publishers)
-	for p := range publishers {
-		conn := plain(t, db)
-		wg.Go(func() {
-			for i := range each {
-				tx, err := conn.BeginTx(context.Background(), &sql.TxOptions{Isolation: sql.LevelRepeatableRead})
-				if err == nil {
-					var pub *wsql.Publisher
-					pub, err = wsql.NewPublisher(tx, wsql.PublisherConfig{SchemaAdapter: stockSchema()}, nil)
+		var wg sync.WaitGroup
+		var half sync.WaitGroup
+		half.Add(publishers)
+		for p := range publishers {
+			conn := plain(t, db)
+			wg.Go(func() {
+				for i := range each {
+					tx, err := conn.BeginTx(context.Background(), &sql.TxOptions{Isolation: sql.LevelRepeatableRead})
 					if err == nil {
-						err = pub.Publish(topic, newMessage(fmt.Sprintf("p%d-%d", p, i)))
+						var pub *wsql.Publisher
+						pub, err = wsql.NewPublisher(tx, wsql.PublisherConfig{SchemaAdapter: db.stockSchema()}, nil)
+						if err == nil {
+							err = pub.Publish(topic, newMessage(fmt.Sprintf("p%d-%d", p, i)))
+						}
+						time.Sleep(time.Millisecond) // so that transactions are open when the group is declared
+						if err == nil {
+							err = tx.Commit()
+						}
 					}
-					time.Sleep(time.Millisecond) // so that transactions are open when the group is declared
-					if err == nil {
-						err = tx.Commit()
+					if err != nil {
+						t.Errorf("publishing: %v", err)
+					}
+					if i == each/2 {
+						half.Done()
 					}
 				}
-				if err != nil {
-					t.Errorf("publishing: %v", err)
-				}
-				if i == each/2 {
-					half.Done()
-				}
-			}
-		})
-	}
-	half.Wait()
-	declare(t, b, topic, "later")
-	publish(t, stockPublisher(t, old, stockSchema(), false), topic, "of an old snapshot")
-	require.NoError(t, old.Commit())
-	wg.Wait()
-	_, msgs := subscribe(t, b, broker.Subscription{Topic: topic, Group: "later"})
-	seen := map[string]int{}
-	for _, payload := range ackAll(t, msgs, publishers*each+1) {
-		seen[payload]++
-	}
-	require.Len(t, seen, publishers*each+1)
-	require.Contains(t, seen, "of an old snapshot")
-	silent(t, msgs, 300*time.Millisecond)
+			})
+		}
+		half.Wait()
+		declare(t, b, topic, "later")
+		publish(t, stockPublisher(t, old, db.stockSchema(), false), topic, "of an old snapshot")
+		require.NoError(t, old.Commit())
+		wg.Wait()
+		_, msgs := subscribe(t, b, broker.Subscription{Topic: topic, Group: "later"})
+		seen := map[string]int{}
+		for _, payload := range ackAll(t, msgs, publishers*each+1) {
+			seen[payload]++
+		}
+		require.Len(t, seen, publishers*each+1)
+		require.Contains(t, seen, "of an old snapshot")
+		silent(t, msgs, 300*time.Millisecond)
+	})
 }

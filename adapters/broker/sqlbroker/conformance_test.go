@@ -4,14 +4,11 @@ import (
 	"context"
 	"database/sql"
 	"encoding/json"
-	"fmt"
 	"log/slog"
-	"net/url"
 	"sync"
 	"testing"
 	"time"
 
-	_ "github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
@@ -22,19 +19,25 @@ import (
 )
 
 func TestConformance(t *testing.T) {
-	db := testenv.Postgres(t)
-	brokertest.Run(t, func(t *testing.T) brokertest.Harness { return harness(t, db) })
+	onEach(t, func(t *testing.T, db database) {
+		brokertest.Run(t, func(t *testing.T) brokertest.Harness { return harness(t, db) })
+	})
 }
 
 func TestWatermill(t *testing.T) {
-	db := testenv.Postgres(t)
-	brokertest.Watermill(t, func(t *testing.T) brokertest.Harness { return harness(t, db) })
+	onEach(t, func(t *testing.T, db database) {
+		brokertest.Watermill(t, func(t *testing.T) brokertest.Harness { return harness(t, db) })
+	})
 }
 
-func BenchmarkSQL(b *testing.B) { brokertest.Benchmark(b, harness(b, testenv.Postgres(b))) }
+func BenchmarkSQL(b *testing.B) {
+	for _, kind := range []string{"postgres", "mysql"} {
+		b.Run(kind, func(b *testing.B) { brokertest.Benchmark(b, harness(b, newDatabase(b, kind))) })
+	}
+}
 
 // harness gives each replica a proxy, whose cut is the replica's death.
-func harness(t testing.TB, db testenv.Database) brokertest.Harness {
+func harness(t testing.TB, db database) brokertest.Harness {
 	var proxies sync.Map
 	return brokertest.Harness{
 		Name: sqlbroker.Name,
@@ -66,29 +69,19 @@ func harness(t testing.TB, db testenv.Database) brokertest.Harness {
 			if m.Payload != nil {
 				payload = m.Payload
 			}
-			execute(t, plain(t, db), fmt.Sprintf(`INSERT INTO %q (uuid, payload, metadata, transaction_id) VALUES ('', $1, $2, pg_current_xact_id())`, "watermill_"+topic), payload, metadata)
+			execute(t, plain(t, db), db.insert(topic), "", payload, metadata)
 		},
 	}
 }
 
-// throughProxy is db behind a proxy.
-func throughProxy(t testing.TB, db testenv.Database) (testenv.Database, *testenv.TCPProxy) {
-	t.Helper()
-	u, err := url.Parse(db.DSN)
-	require.NoError(t, err)
-	proxy := testenv.Proxy(t, u.Host)
-	u.Host = proxy.Addr
-	return testenv.Database{DSN: u.String(), Schema: db.Schema}, proxy
-}
-
 // config is the default configuration on db, made as the application makes it, with a short visibility.
-func config(db testenv.Database, change func(*sqlbroker.Config)) sqlbroker.Config {
+func config(db database, change func(*sqlbroker.Config)) sqlbroker.Config {
 	var cfg sqlbroker.Config
 	_ = sqlbroker.Factory().Check(func(target any) error {
 		cfg = *target.(*sqlbroker.Config)
 		return nil
 	})
-	cfg.DSN, cfg.Schema, cfg.Visibility = db.DSN, db.Schema, 4*time.Second
+	cfg.DSN, cfg.Schema, cfg.Visibility = db.dsn, db.schema, 4*time.Second
 	if change != nil {
 		change(&cfg)
 	}
@@ -104,17 +97,6 @@ func open(t testing.TB, cfg sqlbroker.Config) broker.Broker {
 	t.Cleanup(func() { _ = b.Close() })
 	return b
 }
-
-// plain is a connection without the adapter.
-func plain(t testing.TB, db testenv.Database) *sql.DB {
-	t.Helper()
-	conn, err := openPlain(db)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = conn.Close() })
-	return conn
-}
-
-func openPlain(db testenv.Database) (*sql.DB, error) { return sql.Open("pgx", db.DSN) }
 
 func execute(t testing.TB, db *sql.DB, query string, args ...any) {
 	t.Helper()

@@ -1,8 +1,8 @@
-// Package sqlbroker is the broker that is a database: PostgreSQL 13 or later today. What one database spells its own way stands behind
-// the interface server, so that another one is another implementation of it.
+// Package sqlbroker is the broker that is a database: PostgreSQL 13, MySQL 8.0.19, MariaDB 10.6, or later; the connection string tells
+// which. What one database spells its own way stands behind the interface server, so that another one is another implementation of it.
 //
-// A topic is watermill-sql's message table for PostgreSQL, "watermill_<topic>", with payloads of any kind (BYTEA): plain Watermill publishers write to
-// it, and plain Watermill subscribers read from it, with GeneratePayloadType set to BYTEA. A table that exists with JSON payloads, which is
+// A topic is watermill-sql's message table for that database, "watermill_<topic>", with payloads of any kind (BYTEA, LONGBLOB): plain Watermill
+// publishers write to it, and plain Watermill subscribers read from it, on PostgreSQL with GeneratePayloadType set to BYTEA. A table that exists with JSON payloads, which is
 // watermill-sql's default, is used as it is; then payloads must be JSON. Messages are published to that table; the subscriber
 // is another one, because watermill-sql's lets one handler run in the whole cluster and waits for every open transaction of the server.
 //
@@ -30,18 +30,27 @@
 //   - A transaction that stays open stalls nothing but its own messages. While one is open the server cannot forget
 //     settled messages; claims begin behind them, and look at the beginning again after ten times what the last such look took, at
 //     least every 10 seconds. So new messages are not delayed; nacked, freed and late-committed ones may be, by up to 10 seconds and the look itself.
-//   - Topics do not share tables: at most 45 characters keep every name below PostgreSQL's 63 bytes, and a table that is something else is refused.
+//   - Topics do not share tables: at most 45 characters keep every name below the 63 or 64 that servers know, and a table that is something
+//     else is refused, as are topics with capitals where the server folds the names of tables.
 //   - A settled message is deleted when its retention has passed and every group of the topic has settled it.
+//
+// On MySQL and MariaDB, where nothing notifies other processes: a message of this process is delivered at once, one of another after Poll at the latest, and
+// sooner where messages came a moment ago. Claims lock single rows under READ COMMITTED and pass over what rivals have locked, so that
+// neither they nor publishers at any isolation level wait for gaps. Settings that weaken durability (innodb_flush_log_at_trx_commit,
+// sync_binlog) are read at start and told as a caveat.
 //
 // Under which condition:
 //
 //   - The database keeps what it commits: fsync is on, and after a failover to a replica without a confirmed commit, that is lost.
 //   - With topology "verify" or "off" the triggers are the operator's; Declare in "verify" finds a missing or disabled one.
+//   - On MySQL, all of one topic's publishers write to one server where order matters (several primaries number messages each their own way), and whoever
+//     declares has the right TRIGGER, with log_bin_trust_function_creators=1 where binary logs are written. Tables are InnoDB's.
 //   - Sessions that apply a logical replication (session_replication_role = replica) do not fire triggers: their messages reach no group.
 //   - Through a PgBouncer in transaction mode, statements find their plans without the settings that are made here for a
 //     session, and notifications do not arrive: polling finds messages.
 //   - Plain Watermill subscribers of the topic keep positions of their own, which the clean-up does not know: they must
-//     read within the retention, or it must be negative.
+//     read within the retention, or it must be negative. On MySQL they read under SERIALIZABLE and lock the end of the
+//     topic's table while they handle a batch: publishers wait for them. Plain publishers make nobody wait.
 //
 // Not promised:
 //
@@ -49,7 +58,7 @@
 //   - That a publish without an answer did not happen: when the connection is lost during the commit, or the context ends, the message may or
 //     may not be there. Publish it again under the same UUID.
 //   - That a group's queue ends with the group: where one is given up, delete it, or its topic is never cleaned up:
-//     DROP TRIGGER oncemill_fan_out_<id> ON "watermill_<topic>", then its rows in oncemill_sql_deliveries and oncemill_sql_queues.
+//     DROP TRIGGER oncemill_fan_out_<id> (on PostgreSQL: ON "watermill_<topic>"), then its rows in oncemill_sql_deliveries and oncemill_sql_queues.
 //
 // A crash of the publisher: before its commit, nothing is there; after it, everything, and its sender does not know. Of a consumer: between claim
 // and ack, its messages come again, marked, when Config.Visibility has passed; between the handler's end and the commit of its ack, the

@@ -48,17 +48,30 @@ func (s *subscriber) feed() {
 		if d == nil {
 			return
 		}
-		select {
-		case s.out <- msg:
-			s.settlers.Go(func() { s.await(d, msg) })
-		case <-s.recall:
-			s.putBack(d)
-		case <-d.taken:
-			s.finish([]*delivery{d})
-		case <-s.stop:
-			s.submit(d, untouched)
-		}
+		s.offer(d, msg)
 	}
+}
+
+// offer hands one message over, unless something comes first meanwhile.
+func (s *subscriber) offer(d *delivery, msg *message.Message) {
+	defer s.endOffer()
+	select {
+	case s.out <- msg:
+		s.settlers.Go(func() { s.await(d, msg) })
+	case <-s.recall:
+		s.putBack(d)
+	case <-d.taken:
+		s.finish([]*delivery{d})
+	case <-s.stop:
+		s.submit(d, untouched)
+	}
+}
+
+func (s *subscriber) endOffer() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	close(s.offered.over)
+	s.offered = nil
 }
 
 // next waits for a message to hand over; what is there at a stop is handed back. It returns nil when there will be none.
@@ -111,6 +124,7 @@ func (s *subscriber) pop() (*delivery, *message.Message, time.Duration) {
 			continue
 		}
 		s.queue = slices.Delete(s.queue, i, i+1)
+		s.offered = &offer{d: d, over: make(chan struct{})}
 		return d, d.message(s.sub.Topic), 0
 	}
 	return nil, nil, wait
@@ -155,25 +169,37 @@ func (s *subscriber) await(d *delivery, msg *message.Message) {
 }
 
 // nacked gives the message back for a redelivery after a delay. Ordered, it stays in our hands meanwhile, so
-// that nothing of its ordering key overtakes it.
+// that nothing of its ordering key overtakes it; its context ends when nothing of that is offered any more.
 func (s *subscriber) nacked(d *delivery) {
 	if !s.sub.Ordered {
 		s.submit(d, nack)
 		return
 	}
+	end := d.cancel // of this hand-over: the next one has its own
+	if later := s.postpone(d); later != nil {
+		<-later.over
+	}
+	end()
+}
+
+// postpone queues a nacked message again. It returns what is offered now and must come behind it.
+func (s *subscriber) postpone(d *delivery) *offer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	d.cancel()
 	// Asked under the lock: feed, which has its last look at the queue after the stop, may have ended.
 	if s.isStopping() || s.held[d.offset] != d {
 		s.decide(d, handBack)
-		return
+		return nil
 	}
 	d.nacks++
 	d.due = time.Now().Add(nackDelay(d.nacks, slowestNackOrdered))
 	s.enqueue(d)
 	signal(s.queued)
 	signal(s.recall)
+	if s.offered == nil || d.key == "" || s.offered.d.key != d.key || s.offered.d.offset < d.offset {
+		return nil
+	}
+	return s.offered
 }
 
 // submit leaves a verdict to be brought to the server.

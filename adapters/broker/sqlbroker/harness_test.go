@@ -19,30 +19,25 @@ import (
 
 const patience = 30 * time.Second
 
-// stockSchema is watermill-sql's default schema with payloads of any kind.
-func stockSchema() wsql.DefaultPostgreSQLSchema {
-	return wsql.DefaultPostgreSQLSchema{GeneratePayloadType: func(string) string { return "BYTEA" }}
-}
-
-func stockSubscriber(t testing.TB, db *sql.DB, group string) *wsql.Subscriber {
+func stockSubscriber(t testing.TB, db database, group string) *wsql.Subscriber {
 	t.Helper()
-	sub, err := wsql.NewSubscriber(db, wsql.SubscriberConfig{
-		ConsumerGroup: group, SchemaAdapter: stockSchema(), OffsetsAdapter: wsql.DefaultPostgreSQLOffsetsAdapter{}, InitializeSchema: true,
+	sub, err := wsql.NewSubscriber(plain(t, db), wsql.SubscriberConfig{
+		ConsumerGroup: group, SchemaAdapter: db.stockSchema(), OffsetsAdapter: db.stockOffsets(), InitializeSchema: true,
 	}, watermill.NopLogger{})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = sub.Close() })
 	return sub
 }
 
-func stockPublisher(t testing.TB, db wsql.ContextExecutor, schema wsql.SchemaAdapter, initialize bool) *wsql.Publisher {
+func stockPublisher(t testing.TB, conn wsql.ContextExecutor, schema wsql.SchemaAdapter, initialize bool) *wsql.Publisher {
 	t.Helper()
-	pub, err := wsql.NewPublisher(db, wsql.PublisherConfig{SchemaAdapter: schema, AutoInitializeSchema: initialize}, watermill.NopLogger{})
+	pub, err := wsql.NewPublisher(conn, wsql.PublisherConfig{SchemaAdapter: schema, AutoInitializeSchema: initialize}, watermill.NopLogger{})
 	require.NoError(t, err)
 	return pub
 }
 
 // declared opens a broker and declares a new topic for the groups.
-func declared(t testing.TB, db testenv.Database, groups ...string) (broker.Broker, string) {
+func declared(t testing.TB, db database, groups ...string) (broker.Broker, string) {
 	t.Helper()
 	b, topic := open(t, config(db, nil)), testenv.Name(t, "t")
 	declare(t, b, topic, groups...)

@@ -15,6 +15,7 @@ const (
 	sweepEvery   = 100 * time.Millisecond
 	sweepMost    = 10 * time.Second
 	coalesce     = 3 * time.Millisecond
+	pollFirst    = 5 * time.Millisecond
 	retryFirst   = 50 * time.Millisecond
 	retryMost    = 2 * time.Second
 )
@@ -221,7 +222,7 @@ func earlier(a, b time.Time) time.Time {
 // rarer the longer it takes, one begins at the beginning, for what was committed late, nacked or freed.
 func (s *subscriber) claimAll(ctx, owning context.Context, h *holding) error {
 	var next floor
-	full, pause := false, retryFirst
+	full, pause, poll := false, retryFirst, s.b.cfg.Poll
 	for {
 		free := s.room(ctx, full)
 		if ctx.Err() != nil {
@@ -247,9 +248,13 @@ func (s *subscriber) claimAll(ctx, owning context.Context, h *holding) error {
 		if full = len(rows) == free; full {
 			continue
 		}
+		poll = min(2*poll, s.b.cfg.Poll)
+		if len(rows) > 0 && !s.b.server.notifies() {
+			poll = min(pollFirst, poll)
+		}
 		select {
 		case <-s.wake:
-		case <-time.After(s.b.cfg.Poll):
+		case <-time.After(poll):
 		case <-ctx.Done():
 			return ctx.Err()
 		}

@@ -45,6 +45,9 @@ var _ server = (*postgres)(nil)
 
 // connectPostgres opens a pool; it does not connect yet.
 func connectPostgres(ctx context.Context, cfg Config, clientName string, logger *slog.Logger) (*postgres, error) {
+	if cfg.Schema == "" {
+		cfg.Schema = "public"
+	}
 	p := &postgres{cfg: cfg, logger: logger, plain: map[string]bool{}}
 	p.configure = func() (*pgx.ConnConfig, error) { return cfg.connConfig(clientName) }
 	first, err := p.configure()
@@ -98,6 +101,10 @@ func (p *postgres) ping(ctx context.Context) error {
 	}
 	return nil
 }
+
+func (p *postgres) keeps() (durable bool, caveats []string) { return true, nil }
+
+func (p *postgres) notifies() bool { return true }
 
 // name quotes a name of the schema.
 func (p *postgres) name(table string) string { return pgx.Identifier{p.cfg.Schema, table}.Sanitize() }

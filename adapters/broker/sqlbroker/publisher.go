@@ -58,6 +58,9 @@ func (p *publisher) PublishBatch(ctx context.Context, topic string, msgs []*mess
 		}
 		return nil
 	})
+	if errors.Is(err, errClosed) {
+		err = fmt.Errorf("%w: %w", outbox.ErrUnavailable, err)
+	}
 	w.fail(rows, err)
 	return w.errs
 }

@@ -9,6 +9,9 @@ import (
 // one unit of work, bounded by its context, and may be called again when its outcome is unknown. Safe for concurrent use.
 type server interface {
 	ping(ctx context.Context) error
+	// keeps says whether what is committed survives a crash of the server's machine, and what weakens the promises, as the server was configured at
+	// the last ping.
+	keeps() (durable bool, caveats []string)
 	// prepare makes, or verifies, the topic's table, and for each group its queue: from then on each message of
 	// the topic, committed before or after, is in the queue until it is settled, whoever writes it.
 	prepare(ctx context.Context, topic string, groups []string) error
@@ -44,6 +47,8 @@ type server interface {
 
 	// notify tells listeners that topics have messages.
 	notify(ctx context.Context, topics []string) error
+	// notifies reports whether notify tells anybody. Where it does not, polling is all there is.
+	notifies() bool
 	// listen calls ready when it hears, and heard for each topic that has messages, until its connection is lost or ctx ends.
 	listen(ctx context.Context, ready func(), heard func(topic string)) error
 

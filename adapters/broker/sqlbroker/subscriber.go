@@ -53,11 +53,18 @@ type subscriber struct {
 	held     map[int64]*delivery // by offset: all that is in our hands
 	queue    []*delivery         // of these, what waits to be handed over, by offset
 	verdicts []*delivery         // of these, what waits to be settled at the server
+	offered  *offer              // what feed offers to the handlers now
 	marked   bool                // the backlog's end is known
 	mark     int64
 }
 
 var _ broker.Subscriber = (*subscriber)(nil)
+
+// offer is a message that is offered to the handlers, until one took it or it was taken back.
+type offer struct {
+	d    *delivery
+	over chan struct{}
+}
 
 func newSubscriber(b *sqlBroker, sub broker.Subscription) *subscriber {
 	return &subscriber{

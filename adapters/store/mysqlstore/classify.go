@@ -2,15 +2,10 @@ package mysqlstore
 
 import (
 	"context"
-	"database/sql"
 	"database/sql/driver"
 	"errors"
-	"io"
-	"net"
-	"syscall"
 
-	"github.com/go-sql-driver/mysql"
-
+	"github.com/oncemill/oncemill/adapters/internal/mysqlwire"
 	"github.com/oncemill/oncemill/adapters/internal/sqlcore"
 	"github.com/oncemill/oncemill/middleware/keystore"
 )
@@ -19,97 +14,21 @@ import (
 const (
 	duplicateEntry        = 1062
 	duplicateEntryWithKey = 1586
-	unknownDatabase       = 1049
-	lockWaitTimeout       = 1205
-	lockDeadlock          = 1213
-	serverReadOnly        = 1290
 	readOnlyTransaction   = 1792
 )
 
-// faults are the errors after which a fresh transaction may succeed at once, and those after which nothing would.
-var faults = map[uint16]keystore.Fault{
-	1020:            keystore.FaultContention, // the row has changed since it was read: MariaDB with innodb_snapshot_isolation
-	lockWaitTimeout: keystore.FaultContention,
-	1206:            keystore.FaultContention, // the table of locks is full
-	lockDeadlock:    keystore.FaultContention,
-	1317:            keystore.FaultContention, // KILL QUERY
-	1412:            keystore.FaultContention, // the table was altered meanwhile
-	1614:            keystore.FaultContention, // XA deadlock
-	1615:            keystore.FaultContention, // prepare again
-	3058:            keystore.FaultContention, // deadlock of user locks
-	3572:            keystore.FaultContention, // NOWAIT
-
-	1021: keystore.FaultUnavailable, // disk full
-	1037: keystore.FaultUnavailable, // out of memory
-	1040: keystore.FaultUnavailable, // too many connections
-	1041: keystore.FaultUnavailable, // out of resources
-	1043: keystore.FaultUnavailable, // bad handshake
-	1047: keystore.FaultUnavailable, // the node of a Galera cluster is not ready
-	1053: keystore.FaultUnavailable, // shutdown
-	1077: keystore.FaultUnavailable, // normal shutdown
-	1079: keystore.FaultUnavailable, // shutdown complete
-	1080: keystore.FaultUnavailable, // forced close of a connection
-	1114: keystore.FaultUnavailable, // no room for the table
-	1129: keystore.FaultUnavailable, // host is blocked
-	1152: keystore.FaultUnavailable, // connection aborted
-	1158: keystore.FaultUnavailable, // reading packets
-	1159: keystore.FaultUnavailable, // timeout of it
-	1160: keystore.FaultUnavailable, // writing packets
-	1161: keystore.FaultUnavailable, // timeout of it
-	1184: keystore.FaultUnavailable, // connection aborted
-	1203: keystore.FaultUnavailable, // too many connections of the user
-	1226: keystore.FaultUnavailable, // a resource of the user is used up
-	1927: keystore.FaultUnavailable, // connection killed (MariaDB)
-	2002: keystore.FaultUnavailable,
-	2003: keystore.FaultUnavailable,
-	2006: keystore.FaultUnavailable, // server has gone away
-	2013: keystore.FaultUnavailable, // connection lost
-	3169: keystore.FaultUnavailable, // session killed (MySQL)
-	4031: keystore.FaultUnavailable, // idle for too long (MySQL)
-
-	// A replica that was the primary until now.
-	serverReadOnly: keystore.FaultUnavailable,
-	1836:           keystore.FaultUnavailable,
-}
-
-// connectError is the failure to open a connection.
-type connectError struct{ err error }
-
-func (e connectError) Error() string { return e.err.Error() }
-func (e connectError) Unwrap() error { return e.err }
-
 func (dialect) Classify(err error) keystore.Fault {
-	var connecting connectError
-	var said *mysql.MySQLError
-	switch {
-	case err == nil, errors.Is(err, context.Canceled):
-		return keystore.FaultOther
-	case errors.As(err, &connecting):
-		return keystore.FaultUnavailable
-	case errors.As(err, &said):
-		return faults[said.Number]
-	case errors.Is(err, context.DeadlineExceeded):
-		return keystore.FaultOther
-	case broken(err):
-		return keystore.FaultUnavailable
-	case sqlcore.Contended(err):
+	fault := mysqlwire.Fault(err)
+	ended := errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+	if fault == keystore.FaultOther && !ended && mysqlwire.Number(err) == 0 && sqlcore.Contended(err) {
 		return keystore.FaultContention
 	}
-	return keystore.FaultOther
-}
-
-// broken reports that the connection, not a statement, failed.
-func broken(err error) bool {
-	var network net.Error
-	return errors.Is(err, driver.ErrBadConn) || errors.Is(err, sql.ErrConnDone) || errors.Is(err, mysql.ErrInvalidConn) ||
-		errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) ||
-		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNREFUSED) ||
-		errors.As(err, &network)
+	return fault
 }
 
 func (dialect) Unique(err error) bool {
-	var said *mysql.MySQLError
-	return errors.As(err, &said) && (said.Number == duplicateEntry || said.Number == duplicateEntryWithKey)
+	number := mysqlwire.Number(err)
+	return number == duplicateEntry || number == duplicateEntryWithKey
 }
 
 // undone reports that a COMMIT that failed with err has surely not taken place: it was not sent, or the server rolled back and said so.
@@ -117,12 +36,8 @@ func undone(err error) bool {
 	if errors.Is(err, errEnded) || errors.Is(err, driver.ErrBadConn) {
 		return true
 	}
-	var said *mysql.MySQLError
-	if !errors.As(err, &said) {
-		return false
-	}
-	switch said.Number {
-	case lockDeadlock, lockWaitTimeout, serverReadOnly, readOnlyTransaction:
+	switch mysqlwire.Number(err) {
+	case mysqlwire.LockDeadlock, mysqlwire.LockWaitTimeout, mysqlwire.ServerReadOnly, readOnlyTransaction:
 		return true
 	}
 	return false

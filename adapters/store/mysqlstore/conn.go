@@ -12,6 +12,9 @@ import (
 	"time"
 
 	"github.com/go-sql-driver/mysql"
+
+	"github.com/oncemill/oncemill/adapters/internal/mysqlwire"
+	"github.com/oncemill/oncemill/middleware/keystore"
 )
 
 // errEnded is a statement in a transaction that the server has ended. Run all the same it would commit by itself.
@@ -35,17 +38,16 @@ func (c *connector) Connect(ctx context.Context) (driver.Conn, error) {
 	}
 	inner, err := dial(ctx, cfg)
 	homeless := false
-	var said *mysql.MySQLError
-	if c.optional && errors.As(err, &said) && said.Number == unknownDatabase {
+	if c.optional && mysqlwire.Number(err) == mysqlwire.UnknownDatabase {
 		homeless, cfg.DBName = true, ""
 		inner, err = dial(ctx, cfg)
 	}
 	if err != nil {
-		return nil, connectError{err}
+		return nil, mysqlwire.ConnectError{Err: err}
 	}
 	opened := &conn{mysqlConn: inner, homeless: homeless}
 	if err := opened.setUp(ctx, c.lockWait); err != nil {
-		return nil, connectError{errors.Join(fmt.Errorf("set up the session: %w", err), inner.Close())}
+		return nil, mysqlwire.ConnectError{Err: errors.Join(fmt.Errorf("set up the session: %w", err), inner.Close())}
 	}
 	return opened, nil
 }
@@ -53,7 +55,7 @@ func (c *connector) Connect(ctx context.Context) (driver.Conn, error) {
 func dial(ctx context.Context, cfg *mysql.Config) (mysqlConn, error) {
 	base, err := mysql.NewConnector(cfg)
 	if err != nil {
-		return nil, errDSN
+		return nil, mysqlwire.ErrDSN
 	}
 	inner, err := base.Connect(ctx)
 	if err != nil {
@@ -210,7 +212,7 @@ func firstWord(query string) string {
 // note remembers an error with which the server may have rolled the transaction back; a further statement would commit by itself.
 func (c *conn) note(err error) error {
 	var said *mysql.MySQLError
-	if c.tx != nil && errors.As(err, &said) && faults[said.Number] != 0 {
+	if c.tx != nil && errors.As(err, &said) && mysqlwire.Fault(said) != keystore.FaultOther {
 		c.tx.over = err
 	}
 	return err

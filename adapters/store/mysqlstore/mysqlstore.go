@@ -32,6 +32,7 @@ import (
 	"github.com/go-sql-driver/mysql"
 	"github.com/jmoiron/sqlx"
 
+	"github.com/oncemill/oncemill/adapters/internal/mysqlwire"
 	"github.com/oncemill/oncemill/adapters/internal/sqlcore"
 	"github.com/oncemill/oncemill/adapters/store"
 	"github.com/oncemill/oncemill/middleware/keystore"
@@ -42,7 +43,8 @@ import (
 // Factory makes the database named "mysql".
 func Factory() store.Factory {
 	return store.Factory{
-		Name: "mysql",
+		Name:         "mysql",
+		Capabilities: keystore.Capabilities{Transactional: true, Durable: true},
 		Open: func(ctx context.Context, decode func(any) error, opts store.Options) (store.Store, error) {
 			var c Config
 			if err := decode(&c); err != nil {
@@ -118,7 +120,7 @@ func (s *Store) check(ctx context.Context) error {
 	if err := s.db.GetContext(ctx, &version, `SELECT version()`); err != nil {
 		return fmt.Errorf("ask for the version of MySQL: %w", err)
 	}
-	if !supported(version) {
+	if !mysqlwire.Supported(version) {
 		return fmt.Errorf("the server is %s: MySQL 8.0.19 or MariaDB 10.6 is needed", version)
 	}
 	return nil

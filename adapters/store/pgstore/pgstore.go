@@ -48,7 +48,8 @@ var migrations embed.FS
 // Factory makes the database named "postgres".
 func Factory() store.Factory {
 	return store.Factory{
-		Name: "postgres",
+		Name:         "postgres",
+		Capabilities: keystore.Capabilities{Transactional: true, Durable: true},
 		Open: func(ctx context.Context, decode func(any) error, opts store.Options) (store.Store, error) {
 			var c Config
 			if err := decode(&c); err != nil {

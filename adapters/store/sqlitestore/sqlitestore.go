@@ -55,7 +55,8 @@ type Config struct {
 // Factory makes the database named "sqlite".
 func Factory() store.Factory {
 	return store.Factory{
-		Name: "sqlite",
+		Name:         "sqlite",
+		Capabilities: keystore.Capabilities{Transactional: true, Durable: true, Writers: 1},
 		Open: func(ctx context.Context, decode func(any) error, opts store.Options) (store.Store, error) {
 			var c Config
 			if err := decode(&c); err != nil {

@@ -1,13 +1,13 @@
-package mysqlstore
+package mysqlwire
 
 import (
 	"fmt"
 	"strings"
 )
 
-// supported reports that a server has SKIP LOCKED and common table expressions. A text that is no version passes: a proxy or a
+// Supported reports that a server has SKIP LOCKED and common table expressions. A text that is no version passes: a proxy or a
 // fork may answer as it likes.
-func supported(version string) bool {
+func Supported(version string) bool {
 	text := strings.TrimPrefix(version, "5.5.5-") // what MariaDB says to old replicas
 	var major, minor, patch int
 	if _, err := fmt.Sscanf(text, "%d.%d.%d", &major, &minor, &patch); err != nil {
