@@ -119,3 +119,39 @@ func TestGroupDeclaredInMidPublishing(t *testing.T) {
 		silent(t, msgs, 300*time.Millisecond)
 	})
 }
+
+// An ordered subscription, whose claims pass nothing over, does not wait for a publisher's open transaction either.
+func TestOpenTransactionStallsNoOrder(t *testing.T) {
+	onEach(t, func(t *testing.T, db database) {
+		b, topic := declared(t, db, "g")
+		_, msgs := subscribe(t, b, broker.Subscription{Topic: topic, Group: "g", Ordered: true})
+		tx := begin(t, plain(t, db), sql.LevelDefault)
+		publish(t, stockPublisher(t, tx, db.stockSchema(), false), topic, "of the open transaction")
+		publish(t, b.Publisher(), topic, "behind it")
+		require.Equal(t, "behind it", string(within(t, msgs, 15*time.Second).Payload)) // a lock would be waited for 20 s
+		require.NoError(t, tx.Commit())
+		require.Equal(t, "of the open transaction", string(next(t, msgs).Payload))
+	})
+}
+
+// The backlog of a new group comes once, also where it is filled in in several portions, by several replicas at once.
+func TestLongBacklogOfANewGroup(t *testing.T) {
+	onEach(t, func(t *testing.T, db database) {
+		b, topic := declared(t, db)
+		const backlog = 3500
+		publish(t, b.Publisher(), topic, numbered(backlog)...)
+		var declaring sync.WaitGroup
+		for range 3 {
+			replica := open(t, config(db, nil))
+			declaring.Go(func() {
+				if err := replica.Declare(t.Context(), topic, subscriptions(topic, "later")); err != nil {
+					t.Errorf("declaring: %v", err)
+				}
+			})
+		}
+		declaring.Wait()
+		_, msgs := subscribe(t, b, broker.Subscription{Topic: topic, Group: "later"})
+		require.ElementsMatch(t, numbered(backlog), ackAll(t, msgs, backlog))
+		silent(t, msgs, 300*time.Millisecond)
+	})
+}

@@ -19,7 +19,7 @@
 //     in chunks of up to 1000, each in one transaction, in their order.
 //   - Every message is delivered to each group until it was acked. A group that is declared later begins at the oldest message that is
 //     still there; declaring it waits for transactions that wrote to the topic, so that none is missed, and keeps publishers of the
-//     topic waiting for at most two seconds at a time.
+//     topic waiting for at most two seconds at a time. Then what is there is put into its queue, a portion in each transaction.
 //   - What a process holds stays its own while it lives: it says so every sixth of Config.Visibility. It stops, and the contexts of its messages end, when
 //     it could not say so for three quarters of that time; others take over after all of it. The server's clock alone is compared.
 //   - A nack is a redelivery after 100 ms, doubled with each delivery up to 5 s, to any replica. Redeliveries are counted by the server.

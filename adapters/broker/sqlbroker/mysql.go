@@ -14,7 +14,6 @@ import (
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/oncemill/oncemill/adapters/internal/mysqlwire"
-	"github.com/oncemill/oncemill/middleware/keystore"
 	"github.com/oncemill/oncemill/middleware/outbox"
 )
 
@@ -163,7 +162,7 @@ func (m *mysqlServer) classify(err error) error {
 		return nil
 	case errors.Is(err, mysql.ErrPktTooLarge):
 		return fmt.Errorf("%w: %w", outbox.ErrUnpublishable, err)
-	case mysqlwire.Fault(err) == keystore.FaultUnavailable:
+	case mysqlwire.Unavailable(err):
 		return fmt.Errorf("%w: %w", outbox.ErrUnavailable, err)
 	}
 	return err
@@ -176,7 +175,7 @@ const attempts = 6
 func (m *mysqlServer) inTx(ctx context.Context, f func(c *sql.Conn) error) error {
 	for attempt := 1; ; attempt++ {
 		err := m.tryTx(ctx, f)
-		if err == nil || attempt == attempts || !errors.Is(err, errChanged) && mysqlwire.Fault(err) != keystore.FaultContention {
+		if err == nil || attempt == attempts || !errors.Is(err, errChanged) && !mysqlwire.Contended(err) {
 			return err
 		}
 		if sleep(ctx, jitter(time.Duration(attempt)*10*time.Millisecond)) != nil {

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/adapters/internal/mysqlwire"
-	"github.com/oncemill/oncemill/middleware/keystore"
 )
 
 // ownTables are those beside the topics'. A delivery is a message that a group has not settled; its columns that change are
@@ -50,7 +49,7 @@ func (m *mysqlServer) prepare(ctx context.Context, topic string, groups []string
 		if mysqlwire.Number(err) == triggerForbidden {
 			return fmt.Errorf("declaring topic %s: while the server writes binary logs, making a trigger needs log_bin_trust_function_creators=1 or the right SUPER: %w", topic, err)
 		}
-		if mysqlwire.Fault(err) != keystore.FaultContention {
+		if !mysqlwire.Contended(err) {
 			return err
 		}
 		// Whoever waits for the topic's table makes its publishers wait too, so nobody waits long.

@@ -83,8 +83,10 @@ const cleanBatch = 1000
 func (p *postgres) clean(ctx context.Context, topic string, retention time.Duration) (deleted int64, err error) {
 	queues := p.name("oncemill_sql_queues")
 	var groups []int64
-	if err := p.pool.QueryRow(ctx, `SELECT coalesce(array_agg(id), '{}') FROM `+queues+` WHERE topic = $1`, topic).Scan(&groups); err != nil || len(groups) == 0 {
-		return 0, err // without a group nothing is settled
+	var filled bool
+	if err := p.pool.QueryRow(ctx, `SELECT coalesce(array_agg(id), '{}'), coalesce(bool_and(filled), false) FROM `+queues+` WHERE topic = $1`, topic).
+		Scan(&groups, &filled); err != nil || !filled {
+		return 0, err // without a group nothing is settled, and where one is not filled yet, it is not known what is
 	}
 	query := `WITH oldest AS MATERIALIZED (
 			SELECT transaction_id, "offset", created_at < localtimestamp - $4 * interval '1 microsecond' AS old FROM ` + p.messages(topic) + `

@@ -41,7 +41,8 @@ func (p *postgres) base(ctx context.Context, db querier) ([]string, error) {
 	}
 	return append(statements,
 		`CREATE TABLE IF NOT EXISTS `+p.name("oncemill_sql_queues")+` (
-			id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, topic text NOT NULL, grp text NOT NULL, active bigint, UNIQUE (topic, grp))`,
+			id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, topic text NOT NULL, grp text NOT NULL, active bigint,
+			filled boolean NOT NULL DEFAULT false, UNIQUE (topic, grp))`,
 		`CREATE TABLE IF NOT EXISTS `+p.name("oncemill_sql_consumers")+` (
 			id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, queue bigint NOT NULL, name text NOT NULL, expires_at timestamptz NOT NULL)`,
 		`CREATE TABLE IF NOT EXISTS `+p.name("oncemill_sql_deliveries")+` (
@@ -125,20 +126,10 @@ func (p *postgres) queue(ctx context.Context, topic, group string) (int64, error
 	return p.findQueue(ctx, p.pool, topic, group)
 }
 
-// findQueue finds a queue whose trigger is in place: a table that was dropped took it along.
+// findQueue finds a queue that is filled and whose trigger is in place: a table that was dropped took it along.
 func (p *postgres) findQueue(ctx context.Context, db querier, topic, group string) (int64, error) {
-	var known *string
-	err := db.QueryRow(ctx, `SELECT to_regclass($1)::text`, p.name("oncemill_sql_queues")).Scan(&known)
-	if err == nil && known == nil {
-		err = errNoQueue
-	}
-	var id int64
-	if err == nil {
-		err = db.QueryRow(ctx, `SELECT q.id FROM `+p.name("oncemill_sql_queues")+` q
-			JOIN pg_trigger t ON t.tgname = 'oncemill_fan_out_' || q.id AND t.tgrelid = to_regclass($3) AND t.tgenabled IN ('O', 'A')
-			WHERE q.topic = $1 AND q.grp = $2`, topic, group, p.messages(topic)).Scan(&id)
-	}
-	if errors.Is(err, pgx.ErrNoRows) {
+	id, filled, err := p.findTrigger(ctx, db, topic, group)
+	if err == nil && !filled {
 		err = errNoQueue
 	}
 	if err != nil {
@@ -147,7 +138,25 @@ func (p *postgres) findQueue(ctx context.Context, db querier, topic, group strin
 	return id, nil
 }
 
-// declare makes what is missing, in one transaction.
+// findTrigger finds a queue whose trigger is in place.
+func (p *postgres) findTrigger(ctx context.Context, db querier, topic, group string) (id int64, filled bool, err error) {
+	var known *string
+	err = db.QueryRow(ctx, `SELECT to_regclass($1)::text`, p.name("oncemill_sql_queues")).Scan(&known)
+	if err == nil && known == nil {
+		err = errNoQueue
+	}
+	if err == nil {
+		err = db.QueryRow(ctx, `SELECT q.id, q.filled FROM `+p.name("oncemill_sql_queues")+` q
+			JOIN pg_trigger t ON t.tgname = 'oncemill_fan_out_' || q.id AND t.tgrelid = to_regclass($3) AND t.tgenabled IN ('O', 'A')
+			WHERE q.topic = $1 AND q.grp = $2`, topic, group, p.messages(topic)).Scan(&id, &filled)
+	}
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = errNoQueue
+	}
+	return id, filled, err
+}
+
+// declare makes what is missing, in one transaction, and fills the queues that are new, in several.
 func (p *postgres) declare(ctx context.Context, topic string, groups []string) error {
 	// The fill of a new queue must see what was committed while it waited: it needs read committed.
 	err := pgx.BeginTxFunc(ctx, p.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
@@ -179,6 +188,11 @@ func (p *postgres) declare(ctx context.Context, topic string, groups []string) e
 		}
 		return nil
 	})
+	for _, group := range groups {
+		if err == nil {
+			err = p.fill(ctx, topic, group)
+		}
+	}
 	if err != nil {
 		return fmt.Errorf("declaring topic %s: %w", topic, err)
 	}
@@ -186,15 +200,16 @@ func (p *postgres) declare(ctx context.Context, topic string, groups []string) e
 }
 
 // declareQueue makes a queue. Making the trigger waits until every transaction that wrote to the topic has ended, and keeps
-// others from writing until this one commits; so each message is either seen by the fill below or put in by the trigger. That
-// holds at every isolation level, because triggers are no data: a transaction with an old snapshot fires new ones too.
+// others from writing until this one commits; so each message is either seen by the fill or put in by the trigger. That
+// holds at every isolation level, because triggers are no data: a transaction with an old snapshot fires new ones too. Nobody claims from the queue
+// before it is filled.
 func (p *postgres) declareQueue(ctx context.Context, tx pgx.Tx, topic, group string) error {
-	if _, err := p.findQueue(ctx, tx, topic, group); !errors.Is(err, errNoQueue) {
-		return err
+	if _, _, err := p.findTrigger(ctx, tx, topic, group); !errors.Is(err, errNoQueue) {
+		return err // another replica may be filling it
 	}
 	var id int64
 	if err := tx.QueryRow(ctx, `INSERT INTO `+p.name("oncemill_sql_queues")+` (topic, grp) VALUES ($1, $2)
-		ON CONFLICT (topic, grp) DO UPDATE SET active = NULL RETURNING id`, topic, group).Scan(&id); err != nil {
+		ON CONFLICT (topic, grp) DO UPDATE SET active = NULL, filled = false RETURNING id`, topic, group).Scan(&id); err != nil {
 		return err
 	}
 	for _, statement := range []string{
@@ -202,11 +217,43 @@ func (p *postgres) declareQueue(ctx context.Context, tx pgx.Tx, topic, group str
 		fmt.Sprintf(`CREATE TRIGGER %s AFTER INSERT ON %s REFERENCING NEW TABLE AS fresh FOR EACH STATEMENT EXECUTE FUNCTION %s('%d')`,
 			trigger(id), p.messages(topic), p.name("oncemill_sql_fan_out"), id),
 		fmt.Sprintf(`DELETE FROM %s WHERE queue = %d`, p.name("oncemill_sql_deliveries"), id),
-		fmt.Sprintf(`INSERT INTO %s (queue, "offset", transaction_id) SELECT %d, "offset", transaction_id FROM %s`,
-			p.name("oncemill_sql_deliveries"), id, p.messages(topic)),
 	} {
 		if _, err := tx.Exec(ctx, statement); err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// fill puts the messages that are there into a queue that is not filled, a portion in each transaction. What the trigger put in stays. Several
+// replicas may do so at once: who finds it filled has nothing left to do.
+func (p *postgres) fill(ctx context.Context, topic, group string) error {
+	from, offset, done := "0", int64(0), false
+	query := `WITH part AS MATERIALIZED (
+			SELECT transaction_id, "offset" FROM ` + p.messages(topic) + ` WHERE (transaction_id, "offset") > ($2::text::xid8, $3) ORDER BY transaction_id, "offset" LIMIT $4
+		), put AS (
+			INSERT INTO ` + p.name("oncemill_sql_deliveries") + ` (queue, "offset", transaction_id) SELECT $1, "offset", transaction_id FROM part ON CONFLICT DO NOTHING
+		), edge AS (SELECT transaction_id::text AS id, "offset" AS place FROM part ORDER BY transaction_id DESC, "offset" DESC LIMIT 1)
+		SELECT coalesce((SELECT id FROM edge), ''), coalesce((SELECT place FROM edge), 0), (SELECT count(*) FROM part)`
+	for !done {
+		err := pgx.BeginTxFunc(ctx, p.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+			var id, n int64
+			err := tx.QueryRow(ctx, `SELECT id FROM `+p.name("oncemill_sql_queues")+` WHERE topic = $1 AND grp = $2 AND NOT filled FOR UPDATE`, topic, group).Scan(&id)
+			if errors.Is(err, pgx.ErrNoRows) {
+				done = true
+				return nil
+			}
+			if err == nil {
+				err = tx.QueryRow(ctx, query, id, from, offset, portion).Scan(&from, &offset, &n)
+			}
+			if err == nil && n < portion {
+				done = true
+				_, err = tx.Exec(ctx, `UPDATE `+p.name("oncemill_sql_queues")+` SET filled = true WHERE id = $1`, id)
+			}
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("filling the queue of group %s: %w", group, err)
 		}
 	}
 	return nil

@@ -95,6 +95,12 @@ func Fault(err error) keystore.Fault {
 	return keystore.FaultOther
 }
 
+// Contended reports that the server refused for a rival's sake, and that a new transaction may succeed.
+func Contended(err error) bool { return Fault(err) == keystore.FaultContention }
+
+// Unavailable reports that the connection or the server failed, not a statement.
+func Unavailable(err error) bool { return Fault(err) == keystore.FaultUnavailable }
+
 // ConnectError is the failure to open a connection.
 type ConnectError struct{ Err error }
 
