@@ -55,6 +55,7 @@ func Run(t *testing.T, newHarness func(t *testing.T) Harness) {
 		{"Desk", deskTests},
 		{"Clean", cleanTests},
 		{"Redriven", redrivenTests},
+		{"Epochs", epochTests},
 		{"Classify", classifyTests},
 	}
 	for _, g := range groups {
