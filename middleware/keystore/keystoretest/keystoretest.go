@@ -49,6 +49,7 @@ func Run(t *testing.T, newHarness func(t *testing.T) Harness) {
 		{"Commit", commitTests},
 		{"Settle", settleTests},
 		{"Ordering", orderingTests},
+		{"Leasing", wholeTests()},
 		{"Lease", leaseTests},
 		{"Fencing", fencingTests},
 		{"Attempts", attemptTests},
