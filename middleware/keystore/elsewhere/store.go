@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/oncemill/oncemill/middleware/keystore"
@@ -190,7 +191,7 @@ func (s *Store) Peek(ctx context.Context, ids []keystore.ID) ([]keystore.Record,
 		return nil, remote(err)
 	}
 	for i := range records {
-		if records[i].State == keystore.Absent && held[i].State == keystore.InProgress {
+		if records[i].State == keystore.Absent && held[i].State == keystore.InProgress && !strings.HasPrefix(held[i].Owner, deciding) {
 			records[i] = held[i]
 		}
 	}
@@ -234,5 +235,7 @@ func (s *Store) Begin(ctx context.Context, opts keystore.TxOptions) (keystore.Tx
 	if err != nil {
 		return nil, err
 	}
-	return &tx{Tx: inner, store: s, taken: map[keystore.ID]keystore.Verdict{}}, nil
+	t := &tx{Tx: inner, store: s, taken: map[keystore.ID]keystore.Verdict{}}
+	t.unhook = context.AfterFunc(ctx, func() { t.giveBack(ctx, t.release()) })
+	return t, nil
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/oncemill/oncemill/middleware/envelope"
@@ -13,10 +15,19 @@ import (
 // tx is a transaction of the database whose keys are held elsewhere as long as it is open.
 type tx struct {
 	keystore.Tx
-	store *Store
+	store  *Store
+	unhook func() bool // from the end of its context
+
+	mu sync.Mutex
 	// taken are keys that came without a lease: this transaction holds one for them, so that nobody calls while it decides about them.
 	taken map[keystore.ID]keystore.Verdict
 }
+
+// deciding begins the owner of such a lease: nobody calls under it.
+const deciding = "deciding/"
+
+// leftoverWait bounds the wait for such a lease of another transaction, which has ended in the database already.
+const leftoverWait = time.Second
 
 // Claim implements keystore.Tx. A claim with a token is Fresh if the database does not know the key, which is inserted and locked, and the
 // token is still the key's elsewhere: in this order, so that whoever takes the lease over afterwards waits for this transaction.
@@ -67,19 +78,46 @@ func (t *tx) check(ctx context.Context, c keystore.Claim, v keystore.Verdict) (k
 // hold takes the lease of a key that is free in the database, until the transaction ends.
 func (t *tx) hold(ctx context.Context, c keystore.Claim, known keystore.Verdict) (keystore.Verdict, error) {
 	c.Epoch = "" // the database says that the key is not completed: no epoch in which it was is of interest
-	verdicts, err := t.store.leases.Acquire(ctx, "tx/"+envelope.NewUUID(), []keystore.Claim{c}, t.store.opts.Lease)
+	owner, began := deciding+envelope.NewUUID(), time.Now()
+	v, err := t.acquire(ctx, owner, c)
+	for err == nil && v.Outcome == keystore.Busy && strings.HasPrefix(v.Record.Owner, deciding) && time.Since(began) < leftoverWait {
+		select {
+		case <-ctx.Done():
+			return known, context.Cause(ctx)
+		case <-time.After(5 * time.Millisecond):
+		}
+		v, err = t.acquire(ctx, owner, c)
+	}
 	if err != nil {
 		return known, remote(err)
 	}
-	v := verdicts[0]
 	if !free(v) {
 		return v, nil
 	}
+	t.mu.Lock()
 	t.taken[c.ID] = v
+	t.mu.Unlock()
 	if v.Outcome == keystore.TakenOver {
 		known.Outcome, known.Record = keystore.TakenOver, v.Record
 	}
 	return known, nil
+}
+
+func (t *tx) acquire(ctx context.Context, owner string, c keystore.Claim) (keystore.Verdict, error) {
+	verdicts, err := t.store.leases.Acquire(ctx, owner, []keystore.Claim{c}, t.store.opts.Lease)
+	if err != nil {
+		return keystore.Verdict{}, err
+	}
+	return verdicts[0], nil
+}
+
+// release takes the leases out of the transaction's hands.
+func (t *tx) release() map[keystore.ID]keystore.Verdict {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	taken := t.taken
+	t.taken = map[keystore.ID]keystore.Verdict{}
+	return taken
 }
 
 // Commit implements keystore.Tx. What is then done elsewhere is no condition of it: the database has the keys.
@@ -88,31 +126,33 @@ func (t *tx) Commit(ctx context.Context, completions []keystore.Completion) erro
 	for i := range inner {
 		inner[i].Claim.Token = ""
 	}
+	defer t.unhook()
 	if err := t.Tx.Commit(ctx, inner); err != nil {
 		if errors.Is(err, keystore.ErrOutcomeUnknown) {
-			clear(t.taken) // they end by themselves, and the next claim finds out
+			t.release() // they end by themselves, and the next claim finds out
 		}
 		return err
 	}
+	taken := t.release()
 	for _, c := range completions {
 		claim := c.Claim
-		if v, mine := t.taken[claim.ID]; mine && !c.Keep {
+		if v, mine := taken[claim.ID]; mine && !c.Keep {
 			claim.Token = v.Token
-			delete(t.taken, claim.ID)
+			delete(taken, claim.ID)
 		}
 		if claim.Token != "" && !c.Keep {
 			t.settle(ctx, claim, c)
 		}
 	}
-	t.giveBack(ctx)
+	t.giveBack(ctx, taken)
 	return nil
 }
 
-// Rollback implements keystore.Tx.
+// Rollback implements keystore.Tx. The leases go first: who waits for the transaction in the database asks for them next.
 func (t *tx) Rollback() error {
-	err := t.Tx.Rollback()
-	t.giveBack(context.Background())
-	return err
+	t.unhook()
+	t.giveBack(context.Background(), t.release())
+	return t.Tx.Rollback()
 }
 
 // settleTimeout bounds what is done elsewhere when the database has decided.
@@ -136,10 +176,10 @@ func (t *tx) settle(ctx context.Context, claim keystore.Claim, c keystore.Comple
 }
 
 // giveBack ends the leases that the transaction took and did not need: what was in progress before is so again, and over.
-func (t *tx) giveBack(ctx context.Context) {
+func (t *tx) giveBack(ctx context.Context, taken map[keystore.ID]keystore.Verdict) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
-	for id, v := range t.taken {
+	for id, v := range taken {
 		var err error
 		if v.Outcome == keystore.TakenOver {
 			err = t.store.leases.Renew(ctx, id, v.Token, time.Millisecond)
@@ -150,5 +190,4 @@ func (t *tx) giveBack(ctx context.Context) {
 			t.store.opts.Logger.WarnContext(ctx, "a lease could not be given back elsewhere: it ends by itself", "scope", id.Scope, "err", err)
 		}
 	}
-	clear(t.taken)
 }
