@@ -65,6 +65,11 @@ func bind(set Set, cfg *config.Config) ([]binding, error) {
 			errs = append(errs, err)
 			continue
 		}
+		if b.keys != inDatabase {
+			if _, err := set.keyStore(b.keys); err != nil {
+				errs = append(errs, cfg.Problem("bindings."+b.name+".keys", "%s", err))
+			}
+		}
 		// Scopes that differ in '/' and '.' alone have one group, and so one queue.
 		if other, taken := groups[b.group]; taken {
 			errs = append(errs, cfg.Problem("bindings."+b.name+".scope", "bindings %s and %s would share keys and queue %q: a message would count for one of them only; give one another scope", other, b.name, b.group))

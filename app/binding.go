@@ -22,6 +22,7 @@ type binding struct {
 	plugin handlers.Plugin
 	engine idempotency.Binding
 
+	keys    string // where they are kept
 	keySpec string // as configured, for the guarantees
 	missing envelope.MissingKey
 	// chosen reports that the retention was configured and is not a default.
@@ -40,7 +41,7 @@ func bindOne(cfg *config.Config, p handlers.Plugin, decl handlers.Binding) (bind
 			errs = append(errs, cfg.Problem("bindings."+decl.Name+"."+name, "%s", err))
 		}
 	}
-	b := binding{name: decl.Name, topic: or(set.Topic, decl.Topic), plugin: p, order: decl.Order, keySpec: set.Key, chosen: set.Retention > 0}
+	b := binding{name: decl.Name, topic: or(set.Topic, decl.Topic), plugin: p, order: decl.Order, keys: or(set.Keys, cfg.Keys), keySpec: set.Key, chosen: set.Retention > 0}
 	if set.Ordered != nil {
 		b.order = *set.Ordered
 	}
@@ -79,9 +80,6 @@ func bindOne(cfg *config.Config, p handlers.Plugin, decl handlers.Binding) (bind
 
 // unsupported refuses settings that this program would not keep.
 func unsupported(cfg *config.Config, set config.Binding, p handlers.Plugin, refuse func(name string, err error)) {
-	if keys := or(set.Keys, cfg.Keys); keys != "database" {
-		refuse("keys", fmt.Errorf("%s is not linked into this program; use database", keys))
-	}
 	if set.OnDuplicate == "resend" {
 		refuse("on_duplicate", errors.New("resend is not supported by this version; use skip"))
 	}

@@ -130,7 +130,7 @@ func (c *cli) root() *cobra.Command {
 		{"service", "service", "name of the application: the first part of every scope"},
 		{"broker", "broker", "where messages come from: " + strings.Join(c.brokerNames(), ", ")},
 		{"database", "database", "where effects, keys and the outbox are kept: " + strings.Join(c.storeNames(), ", ")},
-		{"keys", "keys", "where keys are kept: database"},
+		{"keys", "keys", "where keys are kept: " + strings.Join(c.keysNames(), ", ")},
 		{"data-dir", "data_dir", "folder of the embedded broker and of SQLite"},
 		{"log-level", "log.level", "debug, info, warn or error"},
 		{"log-format", "log.format", "text or json"},
@@ -139,7 +139,7 @@ func (c *cli) root() *cobra.Command {
 	}
 	complete(root, "broker", c.brokerNames()...)
 	complete(root, "database", c.storeNames()...)
-	complete(root, "keys", "database")
+	complete(root, "keys", c.keysNames()...)
 	complete(root, "log-level", "debug", "info", "warn", "error")
 	complete(root, "log-format", "text", "json")
 	root.AddCommand(
@@ -211,6 +211,15 @@ func (c *cli) storeNames() []string {
 	var names []string
 	for _, s := range c.set.Stores {
 		names = append(names, s.Name)
+	}
+	return names
+}
+
+// keysNames are the places for keys.
+func (c *cli) keysNames() []string {
+	names := []string{inDatabase}
+	for _, k := range c.set.Keys {
+		names = append(names, k.Name)
 	}
 	return names
 }

@@ -57,7 +57,7 @@ func (c *cli) load() (*config.Config, error) {
 
 // known is what this program has linked in, for the names in the configuration.
 func (c *cli) known() config.Known {
-	k := config.Known{Brokers: c.brokerNames(), Databases: c.storeNames(), Keys: []string{"database"}}
+	k := config.Known{Brokers: c.brokerNames(), Databases: c.storeNames(), Keys: c.keysNames()}
 	for _, p := range c.set.Plugins {
 		k.Plugins = append(k.Plugins, p.Name)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/oncemill/oncemill/adapters/store"
 	"github.com/oncemill/oncemill/adapters/store/mysqlstore"
 	"github.com/oncemill/oncemill/adapters/store/pgstore"
+	"github.com/oncemill/oncemill/adapters/store/redisstore"
 	"github.com/oncemill/oncemill/adapters/store/sqlitestore"
 	"github.com/oncemill/oncemill/handlers"
 	"github.com/oncemill/oncemill/handlers/counters"
@@ -26,6 +27,8 @@ type Set struct {
 	Service string
 	Brokers []broker.Factory
 	Stores  []store.Factory
+	// Keys are stores of keys elsewhere than in the database.
+	Keys    []store.KeysFactory
 	Plugins []handlers.Plugin
 }
 
@@ -44,6 +47,9 @@ func Builtin() Set {
 			sqlitestore.Factory(),
 			pgstore.Factory(),
 			mysqlstore.Factory(),
+		},
+		Keys: []store.KeysFactory{
+			redisstore.Factory(),
 		},
 		Plugins: []handlers.Plugin{
 			payments.Plugin(),
@@ -78,6 +84,12 @@ func (s Set) validate() error {
 			return err
 		}
 	}
+	names["keys "+inDatabase] = true
+	for _, k := range s.Keys {
+		if err := taken("keys", k.Name); err != nil {
+			return err
+		}
+	}
 	for _, p := range s.Plugins {
 		if err := p.Validate(); err != nil {
 			return err
@@ -105,4 +117,13 @@ func (s Set) store(name string) (store.Factory, error) {
 		}
 	}
 	return store.Factory{}, fmt.Errorf("database %q is not linked into this program", name)
+}
+
+func (s Set) keyStore(name string) (store.KeysFactory, error) {
+	for _, k := range s.Keys {
+		if k.Name == name {
+			return k, nil
+		}
+	}
+	return store.KeysFactory{}, fmt.Errorf("keys %q is not linked into this program; use database", name)
 }

@@ -2,7 +2,8 @@ package redisstore
 
 import (
 	"context"
-	"fmt"
+	"errors"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -17,11 +18,19 @@ const (
 	retries = 2
 )
 
+// quiet takes the client library's own log, which is one for the process: what it would tell comes back as an error as well.
+type quiet struct{}
+
+func (quiet) Printf(context.Context, string, ...any) {}
+
+var silence = sync.OnceFunc(func() { redis.SetLogger(quiet{}) })
+
 // newClient makes the client; nothing is connected yet.
 func newClient(c Config, clientName string, connections int) (redis.UniversalClient, error) {
+	silence()
 	opts := &redis.UniversalOptions{
 		ClientName: clientName, DialTimeout: dialTimeout, ReadTimeout: ioTimeout, WriteTimeout: ioTimeout,
-		MaxRetries: retries, ContextTimeoutEnabled: true, DisableIdentity: true, PoolSize: max(connections, 16),
+		MaxRetries: retries, DialerRetries: 1, ContextTimeoutEnabled: true, DisableIdentity: true, PoolSize: max(connections, 16),
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	}
 	opts.CredentialsProviderContext = func(context.Context) (string, string, error) { return c.credentials() }
@@ -45,7 +54,7 @@ func newClient(c Config, clientName string, connections int) (redis.UniversalCli
 	}
 	opts.Addrs, opts.DB = []string{parsed.Addr}, parsed.DB
 	if parsed.Network == "unix" {
-		return nil, fmt.Errorf("url: a socket is not supported; write redis://host:6379/0")
+		return nil, errors.New("url: a socket is not supported; write redis://host:6379/0")
 	}
 	return redis.NewUniversalClient(opts), nil
 }
