@@ -168,7 +168,7 @@ func (p *Promise) elsewhere(b binding, g ground) {
 		p.because("%s only tells that a key is certainly completed in this epoch of %s, which saves its copy a transaction; losing, flushing or rolling back %s costs speed, never the effect",
 			b.keys, g.database, b.keys)
 	} else {
-		p.because("the lease is in %s, guarded by its token; the rows commit in one %s transaction that also inserts the key, so whatever %s loses, they commit once", b.keys, g.database, b.keys)
+		p.because("the lease is in %s, guarded by its token; the rows commit in one transaction of %s that also inserts the key, so whatever %s loses, they commit once", b.keys, g.database, b.keys)
 		relies := b.engine.External.Unknown != idempotency.UnknownRetry
 		switch {
 		case far.Forgets != "" && relies:

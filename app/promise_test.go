@@ -27,6 +27,11 @@ func plain() binding {
 	return binding{name: "tally", topic: tallyTopic, missing: envelope.MissingReject, engine: idempotency.Binding{Scope: tallyScope, Retention: 14 * 24 * time.Hour}}
 }
 
+// forgetful is a store of keys elsewhere that loses leases in ordinary operation.
+func forgetful() map[string]keystore.Capabilities {
+	return map[string]keystore.Capabilities{"redis": {Forgets: "it evicts everything"}}
+}
+
 func TestPromises(t *testing.T) {
 	t.Parallel()
 	external := func(b *binding, policy idempotency.UnknownPolicy) {
@@ -51,6 +56,25 @@ func TestPromises(t *testing.T) {
 			external(b, idempotency.UnknownPark)
 			g.keys.Transactional = false
 		}, holds: "at most once"},
+
+		{name: "hints elsewhere", change: func(b *binding, g *ground) { b.keys, g.far = "redis", forgetful() },
+			holds: "exactly once", because: "costs speed, never the effect", unless: "keys epoch --raise"},
+		{name: "F048 leases that are forgotten, parked", change: func(b *binding, g *ground) {
+			external(b, idempotency.UnknownPark)
+			b.keys, g.far = "redis", forgetful()
+		}, because: "they commit once", refused: "evicts everything, and so a call could be made twice although unknown_outcome is park"},
+		{name: "F048 leases that are forgotten, probed", change: func(b *binding, g *ground) {
+			external(b, idempotency.UnknownProbe)
+			b.keys, g.far = "redis", forgetful()
+		}, refused: "databases.redis.allow_loss"},
+		{name: "F048 leases that are forgotten, retried", change: func(b *binding, g *ground) {
+			external(b, idempotency.UnknownRetry)
+			b.keys, g.far = "redis", forgetful()
+		}, holds: "under one key", unless: "evicts everything"},
+		{name: "leases elsewhere that last", change: func(b *binding, g *ground) {
+			external(b, idempotency.UnknownPark)
+			b.keys, g.far = "redis", map[string]keystore.Capabilities{"redis": {Caveats: []string{"One copy."}}}
+		}, holds: "at most once", unless: "One copy"},
 
 		{name: "F027 default retention is enough", because: "kept for 14d", kept: 14 * 24 * time.Hour},
 		{name: "F027 default retention is raised", change: func(_ *binding, g *ground) { g.delivery.LongestRedelivery = 30 * 24 * time.Hour }, because: "kept for 30d", kept: 30 * 24 * time.Hour},

@@ -27,12 +27,17 @@ func TestEveryPaymentExactlyOnceWithKeysInRedis(t *testing.T) {
 			defer func() { require.NoError(t, client.Close()) }()
 			keys, err := client.Keys(context.Background(), prefix+"*").Result()
 			require.NoError(t, err)
-			require.NotEmpty(t, keys)
+			states := map[string]int{}
 			for _, key := range keys {
 				state, err := client.HGet(context.Background(), key, "state").Result()
 				require.NoError(t, err)
-				require.Equal(t, "completed", state, key)
+				states[state]++
 			}
+			t.Logf("keys in Redis: %v", states)
+			// A killed process leaves its leases behind, also of letters that the database has recorded: as many as run at once.
+			const killed, concurrency = 3, 16
+			require.LessOrEqual(t, states["in_progress"], killed*concurrency)
+			require.Greater(t, states["completed"], 1000)
 		})
 	}
 }

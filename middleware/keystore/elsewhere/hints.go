@@ -12,12 +12,14 @@ import (
 
 const (
 	// hintTimeout bounds one question elsewhere: a hint that takes longer saves nothing.
-	hintTimeout = 100 * time.Millisecond
+	hintTimeout = 250 * time.Millisecond
 	// epochTimeout bounds the question for the epoch, which may wait for a connection of the database.
 	epochTimeout = time.Second
 	// After a failure nothing is asked for a while that doubles from the first pause to the longest.
 	firstPause   = time.Second
 	longestPause = 30 * time.Second
+	// A store that is now and then too slow is told of once in a while.
+	tellEvery = time.Minute
 )
 
 // Hints knows of keys that they are certainly completed. Safe for concurrent use.
@@ -33,6 +35,7 @@ type Hints struct {
 	asked    time.Time // before the question whose answer epoch is
 	failures int
 	paused   time.Time // until then nothing is asked
+	told     time.Time // when a pause was last logged
 }
 
 // NewHints makes Hints over the database's epochs and a store elsewhere. It starts nothing.
@@ -178,9 +181,12 @@ func (h *Hints) failed(ctx context.Context, err error) {
 		h.paused = now.Add(min(firstPause<<min(h.failures, 10), longestPause))
 		h.failures++
 	}
-	first := fresh && h.failures == 1
+	tell := fresh && now.Sub(h.told) >= tellEvery
+	if tell {
+		h.told = now
+	}
 	h.mu.Unlock()
-	if first {
+	if tell {
 		h.log.WarnContext(ctx, "hints of completed keys are paused: duplicates cost a transaction meanwhile", "err", err)
 	}
 }

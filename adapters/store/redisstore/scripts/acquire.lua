@@ -18,7 +18,7 @@ if state == 'in_progress' then
   redis.call('HSET', key, 'owner', owner, 'token', token, 'lease_until', whole(now + lease))
   return { tonumber(taken) > 0 and 'taken_over' or 'fresh', token }
 end
-redis.call('DEL', key)
+if state ~= '' then redis.call('DEL', key) end
 redis.call('HSET', key, 'state', 'in_progress', 'fingerprint', fingerprint, 'owner', owner, 'token', token,
   'lease_until', whole(now + lease), 'takeovers', 0, 'first_at', whole(now))
 return { 'fresh', token }
