@@ -81,6 +81,9 @@ func (a *App) Ready(ctx context.Context) error {
 	if err := a.store.Ping(ctx); err != nil {
 		return fmt.Errorf("database %s does not answer", a.cfg.Database)
 	}
+	if err := a.pingKeys(ctx); err != nil {
+		return err
+	}
 	for _, c := range *consumers {
 		if err := c.intake().Consuming(); err != nil {
 			return fmt.Errorf("binding %s does not consume: %w", c.name, err)

@@ -41,6 +41,7 @@ type App struct {
 	fault    idempotency.Fault
 
 	store  store.Store
+	far    map[string]store.Keys // by name: where keys are kept besides the database
 	broker broker.Broker
 	feeder *parking.Feeder
 	state  state
@@ -62,7 +63,7 @@ func New(set Set, cfg *config.Config, log *slog.Logger) (*App, error) {
 	a := &App{
 		set: set, cfg: cfg, log: log, bindings: bindings,
 		owner:   fmt.Sprintf("%s-%d-%s", host, os.Getpid(), uuid.NewString()[:8]),
-		metrics: newMetrics(),
+		metrics: newMetrics(), far: map[string]store.Keys{},
 	}
 	provider, flush, err := newTracerProvider(cfg)
 	if err != nil {
@@ -74,10 +75,13 @@ func New(set Set, cfg *config.Config, log *slog.Logger) (*App, error) {
 
 // Open connects to the database and to the broker. Close is needed also after an error.
 func (a *App) Open(ctx context.Context) error {
-	if err := errors.Join(a.checkStore(), a.checkBroker()); err != nil {
+	if err := errors.Join(a.checkStore(), a.checkKeys(), a.checkBroker()); err != nil {
 		return err
 	}
 	if err := a.openStore(ctx); err != nil {
+		return err
+	}
+	if err := a.openKeys(ctx); err != nil {
 		return err
 	}
 	return a.openBroker(ctx)
@@ -175,6 +179,7 @@ func (a *App) Close() error {
 	if a.broker != nil {
 		errs = append(errs, a.broker.Close())
 	}
+	errs = append(errs, a.closeKeys())
 	if a.store != nil {
 		errs = append(errs, a.store.Close())
 	}

@@ -29,7 +29,7 @@ func bind(set Set, cfg *config.Config) ([]binding, error) {
 		if !cfg.Plugins[d.plugin.Name].On() || !cfg.Bindings[d.Name].On() {
 			continue
 		}
-		b, err := bindOne(cfg, d.plugin, d.Binding)
+		b, err := bindOne(set, cfg, d.plugin, d.Binding)
 		if err != nil {
 			errs = append(errs, err)
 			continue

@@ -22,8 +22,10 @@ type binding struct {
 	order  bool   // over all replicas
 	plugin handlers.Plugin
 	engine idempotency.Binding
-	// kept says where the keys are: inDatabase, or the name of a broker with transactions of its own.
+	// kept says where the keys are: inDatabase, the name of a store of keys, or that of a broker with transactions of its own.
 	kept string
+	// apart reports that kept is a store of keys, besides the database.
+	apart bool
 	// transform, where set, turns messages into messages. With the keys in the database engine.Handler runs it.
 	transform handlers.Transform
 
@@ -33,17 +35,14 @@ type binding struct {
 	chosen bool
 }
 
-// inDatabase is where keys are unless somebody says otherwise.
-const inDatabase = "database"
-
 // inBroker reports that the keys are in the broker's own transactions.
-func (b binding) inBroker() bool { return b.kept != "" && b.kept != inDatabase }
+func (b binding) inBroker() bool { return b.kept != "" && b.kept != inDatabase && !b.apart }
 
 // defaultRetention is how long keys are kept when nobody says otherwise.
 const defaultRetention = 7 * 24 * time.Hour
 
 // bindOne makes a binding of what the plugin declares and what is configured. It reports all problems at once, each with its line.
-func bindOne(cfg *config.Config, p handlers.Plugin, decl handlers.Binding) (binding, error) {
+func bindOne(linked Set, cfg *config.Config, p handlers.Plugin, decl handlers.Binding) (binding, error) {
 	set := cfg.Bindings[decl.Name]
 	var errs []error
 	refuse := func(name string, err error) {
@@ -55,6 +54,7 @@ func bindOne(cfg *config.Config, p handlers.Plugin, decl handlers.Binding) (bind
 		name: decl.Name, topic: or(set.Topic, decl.Topic), plugin: p, order: decl.Order, keySpec: set.Key, chosen: set.Retention > 0,
 		kept: or(or(set.Keys, cfg.Keys), inDatabase), transform: decl.Transform,
 	}
+	b.apart = linked.keepsApart(b.kept)
 	if set.Ordered != nil {
 		b.order = *set.Ordered
 	}

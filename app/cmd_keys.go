@@ -17,7 +17,7 @@ import (
 
 func (c *cli) keysCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "keys", Short: "Look at idempotency keys, decide those in doubt"}
-	cmd.AddCommand(c.keysList(), c.keysShow(), c.keysResolve(), c.keysForget())
+	cmd.AddCommand(c.keysList(), c.keysShow(), c.keysResolve(), c.keysForget(), c.keysEpoch())
 	return cmd
 }
 
@@ -242,6 +242,9 @@ func (c *cli) keysForget() *cobra.Command {
 			return c.withStore(cmd.Context(), func(ctx context.Context, a *App) error {
 				if err := a.store.Keys().Forget(ctx, keystore.ID{Scope: scope, Key: args[0]}, actor(by), why); err != nil {
 					return refusedOr(err)
+				}
+				if err := a.awaitEpoch(ctx); err != nil {
+					return err
 				}
 				fmt.Fprintln(c.out, "forgotten")
 				return nil

@@ -34,7 +34,7 @@ hands back at once what is left.`,
 				c.flags["relay.enabled"] = "false"
 			}
 			check := func(a *App, _ context.Context) error {
-				return errors.Join(a.restrict(only), a.checkStore(), a.checkBroker())
+				return errors.Join(a.restrict(only), a.checkStore(), a.checkKeys(), a.checkBroker())
 			}
 			return c.withApp(cmd.Context(), check, c.run)
 		},

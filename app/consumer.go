@@ -40,7 +40,7 @@ func (a *App) newConsumer(b binding) (*consumer, error) {
 
 func (a *App) engineConfig(b binding) idempotency.Config {
 	return idempotency.Config{
-		Binding: b.engine, Keys: a.store.Keys(), Parking: a.store.Parking(), Gate: &a.gate, Owner: a.owner,
+		Binding: b.engine, Keys: a.store.Keys(), Parking: a.store.Parking(), Elsewhere: a.elsewhere(b), Gate: &a.gate, Owner: a.owner,
 		Logger: a.log, Observe: a.metrics.engine, Inject: a.tracing.Inject, Woken: a.wakeFeeder, Fault: a.fault,
 	}
 }

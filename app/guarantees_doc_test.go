@@ -123,6 +123,7 @@ func guaranteesPage(t *testing.T) string {
 	p.transactional(brokers, stores)
 	p.externals()
 	p.inBrokers(brokers)
+	p.elsewhere(t)
 	p.brokers(brokers)
 	p.stores(stores)
 	p.plugins()
@@ -226,6 +227,34 @@ func (p *page) inBrokers(brokers []configured) {
 		}
 		p.say("")
 	}
+}
+
+// elsewhere says what keys mean that are kept besides the database.
+func (p *page) elsewhere(t *testing.T) {
+	p.say("## Keys elsewhere\n")
+	p.say("With `keys: redis`, for all bindings or for one, the database stays the truth: every effect's transaction inserts its key there. These are the values of a")
+	p.say("server with an append-only file, `appendfsync everysec` and `maxmemory-policy noeviction`.\n")
+	p.head("keys", "handler", "because", "unless")
+	for _, f := range Builtin().Keys {
+		require.Equal(t, "redis", f.Name, "a store of keys is new: say here how to open it")
+		newConsole(t, Builtin(), "KEYS=redis", "DATABASES__REDIS__URL="+testenv.Redis(t)).inside(func(ctx context.Context, a *App) {
+			require.NoError(t, a.openKeys(ctx))
+			g := ground{database: "the database", far: map[string]keystore.Capabilities{"redis": a.far["redis"].Capabilities()}}
+			for _, external := range []*idempotency.External{nil, {Unknown: idempotency.UnknownPark}} {
+				one, kind := Promise{}, "transactional"
+				if external != nil {
+					kind = "external"
+				}
+				one.elsewhere(binding{kept: f.Name, apart: true, engine: idempotency.Binding{External: external}}, g)
+				require.Empty(t, one.Refused)
+				p.row("`"+f.Name+"`", kind, strings.Join(one.Because, "; "), strings.Join(one.Breaks, "; "))
+			}
+		})
+	}
+	p.say("\nA server that evicts keys in progress (`maxmemory-policy allkeys-*`) or has no append-only file is refused for external handlers whose")
+	p.say("`unknown_outcome` is `park` or `probe`, unless `databases.redis.allow_loss` is set: there a call that is under way could be made twice. What a lost")
+	p.say("lease means: a call under way is cut off at its next renewal, and counts as one of unknown outcome; a copy that comes before that is called for, too;")
+	p.say("a process that died during its call leaves nobody who knows of it. All calls of a key have one downstream key, and its rows commit once.\n")
 }
 
 func (p *page) brokers(brokers []configured) {

@@ -62,9 +62,12 @@ func named[T any](setting string, linked []T, name func(T) string) []string {
 	return all
 }
 
-// keyPlaces are the places for keys that are linked in: the database, and brokers with transactions of their own.
+// keyPlaces are the places for keys that are linked in: the database, stores of keys, and brokers with transactions of their own.
 func (s Set) keyPlaces() []string {
 	places := []string{inDatabase}
+	for _, k := range s.Keys {
+		places = append(places, k.Name)
+	}
 	for _, b := range s.Brokers {
 		if b.Keys != "" {
 			places = append(places, b.Keys)
@@ -92,7 +95,7 @@ func (s Set) combinations(brokerName, database, keys string) []Combination {
 	for _, kind := range kinds() {
 		c := Combination{Broker: brokerName, Database: database, Keys: keys, Handler: kind.name, Refused: missing}
 		if len(missing) == 0 {
-			kind.kept = keys
+			kind.kept, kind.apart = keys, s.keepsApart(keys)
 			p := g.promise(kind)
 			c.Refused = p.Refused
 			if c.Offered() {

@@ -5,11 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+
+	"github.com/oncemill/oncemill/middleware/keystore"
 )
 
 // promises are those of all bindings, on the broker and the database that are open.
 func (a *App) promises() []Promise {
-	g := ground{broker: a.cfg.Broker, database: a.cfg.Database, delivery: a.broker.Capabilities(), keys: a.store.Keys().Capabilities()}
+	g := ground{broker: a.cfg.Broker, database: a.cfg.Database, delivery: a.broker.Capabilities(), keys: a.store.Keys().Capabilities(),
+		far: map[string]keystore.Capabilities{}}
+	for name, far := range a.far {
+		g.far[name] = far.Capabilities()
+	}
 	promises := make([]Promise, len(a.bindings))
 	for i, b := range a.bindings {
 		promises[i] = g.promise(b)

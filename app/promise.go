@@ -11,6 +11,7 @@ import (
 	"github.com/oncemill/oncemill/config"
 	"github.com/oncemill/oncemill/handlers"
 	"github.com/oncemill/oncemill/middleware/envelope"
+	"github.com/oncemill/oncemill/middleware/idempotency"
 	"github.com/oncemill/oncemill/middleware/keystore"
 )
 
@@ -40,6 +41,8 @@ type ground struct {
 	database string
 	delivery broker.Capabilities
 	keys     keystore.Capabilities
+	// far are the stores of keys elsewhere, by name.
+	far map[string]keystore.Capabilities
 }
 
 // promise computes the guarantee of a binding. It needs no connection, only what the capabilities say.
@@ -52,6 +55,7 @@ func (g ground) promise(b binding) Promise {
 	p.retention(b, g)
 	p.order(b, g)
 	p.keys(b)
+	p.elsewhere(b, g)
 	caveats := slices.Concat(g.delivery.Caveats, g.keys.Caveats)
 	if b.inBroker() {
 		caveats = slices.Concat(g.delivery.Transactions, g.delivery.Caveats)
@@ -194,6 +198,32 @@ func (p *Promise) keys(b binding) {
 	case envelope.MissingDerive:
 		p.unless("two messages without a key that are meant to be two, with equal payloads, count as one")
 	}
+}
+
+// elsewhere says what keys that are kept besides the database save, and what their loss means.
+func (p *Promise) elsewhere(b binding, g ground) {
+	if !b.apart {
+		return
+	}
+	far := g.far[b.kept]
+	if b.engine.External == nil {
+		p.because("%s only tells that a key is certainly completed in this epoch of %s, which saves its copy a transaction; losing, flushing or rolling back %s costs speed, never the effect",
+			b.kept, g.database, b.kept)
+	} else {
+		p.because("the lease is in %s, guarded by its token; the rows commit in one transaction of %s that also inserts the key, so whatever %s loses, they commit once", b.kept, g.database, b.kept)
+		relies := b.engine.External.Unknown != idempotency.UnknownRetry
+		switch {
+		case far.Forgets != "" && relies:
+			p.refuse("%s, and so a call could be made twice although unknown_outcome is %s: mend that, use keys: database, set unknown_outcome: retry where the provider deduplicates, or accept it by databases.%s.allow_loss",
+				far.Forgets, or(b.engine.External.Unknown, idempotency.UnknownPark), b.kept)
+		case far.Forgets != "":
+			p.unless("%s", far.Forgets)
+		}
+		for _, caveat := range far.Caveats {
+			p.unless("%s", strings.TrimSuffix(caveat, "."))
+		}
+	}
+	p.unless("a copy of the files, or a dump, of %s that is put back onto the same server without \"keys epoch --raise\": copies of what it forgot count as duplicates", g.database)
 }
 
 func (p Promise) print(w io.Writer) {

@@ -36,6 +36,11 @@ func inKafka(b *binding, g *ground) {
 	g.broker, g.delivery.Transactions = "kafka", []string{"A second sending in another partition is not recognised."}
 }
 
+// forgetful is a store of keys elsewhere that loses leases in ordinary operation.
+func forgetful() map[string]keystore.Capabilities {
+	return map[string]keystore.Capabilities{"redis": {Forgets: "it evicts everything"}}
+}
+
 func TestPromises(t *testing.T) {
 	t.Parallel()
 	external := func(b *binding, policy idempotency.UnknownPolicy) {
@@ -60,6 +65,25 @@ func TestPromises(t *testing.T) {
 			external(b, idempotency.UnknownPark)
 			g.keys.Transactional = false
 		}, holds: "at most once"},
+
+		{name: "hints elsewhere", change: func(b *binding, g *ground) { b.kept, b.apart, g.far = "redis", true, forgetful() },
+			holds: "exactly once", because: "costs speed, never the effect", unless: "keys epoch --raise"},
+		{name: "F048 leases that are forgotten, parked", change: func(b *binding, g *ground) {
+			external(b, idempotency.UnknownPark)
+			b.kept, b.apart, g.far = "redis", true, forgetful()
+		}, because: "they commit once", refused: "evicts everything, and so a call could be made twice although unknown_outcome is park"},
+		{name: "F048 leases that are forgotten, probed", change: func(b *binding, g *ground) {
+			external(b, idempotency.UnknownProbe)
+			b.kept, b.apart, g.far = "redis", true, forgetful()
+		}, refused: "databases.redis.allow_loss"},
+		{name: "F048 leases that are forgotten, retried", change: func(b *binding, g *ground) {
+			external(b, idempotency.UnknownRetry)
+			b.kept, b.apart, g.far = "redis", true, forgetful()
+		}, holds: "under one key", unless: "evicts everything"},
+		{name: "leases elsewhere that last", change: func(b *binding, g *ground) {
+			external(b, idempotency.UnknownPark)
+			b.kept, b.apart, g.far = "redis", true, map[string]keystore.Capabilities{"redis": {Caveats: []string{"One copy."}}}
+		}, holds: "at most once", unless: "One copy"},
 
 		{name: "F027 default retention is enough", because: "kept for 14d", kept: 14 * 24 * time.Hour},
 		{name: "F027 default retention is raised", change: func(_ *binding, g *ground) { g.delivery.LongestRedelivery = 30 * 24 * time.Hour }, because: "kept for 30d", kept: 30 * 24 * time.Hour},

@@ -15,6 +15,8 @@ type Set struct {
 	Service string
 	Brokers []broker.Factory
 	Stores  []store.Factory
+	// Keys are stores of keys elsewhere than in the database.
+	Keys    []store.KeysFactory
 	Plugins []handlers.Plugin
 }
 
@@ -39,6 +41,12 @@ func (s Set) validate() error {
 	}
 	for _, st := range s.Stores {
 		if err := taken("database", st.Name); err != nil {
+			return err
+		}
+	}
+	names["keys "+inDatabase] = true
+	for _, k := range s.Keys {
+		if err := taken("keys", k.Name); err != nil {
 			return err
 		}
 	}
@@ -69,4 +77,19 @@ func (s Set) store(name string) (store.Factory, error) {
 		}
 	}
 	return store.Factory{}, fmt.Errorf("database %q is not linked into this program", name)
+}
+
+// keepsApart reports that name is a store of keys elsewhere than in the database.
+func (s Set) keepsApart(name string) bool {
+	_, err := s.keyStore(name)
+	return err == nil
+}
+
+func (s Set) keyStore(name string) (store.KeysFactory, error) {
+	for _, k := range s.Keys {
+		if k.Name == name {
+			return k, nil
+		}
+	}
+	return store.KeysFactory{}, fmt.Errorf("keys %q is not linked into this program; use database", name)
 }

@@ -9,8 +9,8 @@ type Config struct {
 	Broker string `yaml:"broker" enum:"embedded,rabbitmq,kafka,nats,sql,sqs" known:"brokers"`
 	// Database of effects, outbox, parked messages and, by default, keys. "sqlite" is a file in data_dir and needs nothing installed.
 	Database string `yaml:"database" enum:"sqlite,postgres,mysql" known:"databases"`
-	// Where idempotency keys are kept: "database" commits them with the effect; "redis" and "dynamodb" hold them by lease,
-	// for handlers whose effect lies outside the database; "kafka" commits them with consumed offsets and produced messages in one Kafka transaction.
+	// Where idempotency keys are kept: "database" commits them with the effect, and every other place adds to that. "redis" and "dynamodb" hold
+	// the leases of handlers whose effect lies outside the database, and hints that spare duplicates a transaction; their settings are below databases. "kafka" commits them with consumed offsets and produced messages in one Kafka transaction.
 	Keys string `yaml:"keys" enum:"database,redis,dynamodb,kafka" known:"keys"`
 	// Folder for the files of the embedded broker and of SQLite. It is made where it does not exist.
 	DataDir string `yaml:"data_dir"`

@@ -11,6 +11,7 @@ import (
 	"github.com/oncemill/oncemill/adapters/store"
 	"github.com/oncemill/oncemill/adapters/store/mysqlstore"
 	"github.com/oncemill/oncemill/adapters/store/pgstore"
+	"github.com/oncemill/oncemill/adapters/store/redisstore"
 	"github.com/oncemill/oncemill/adapters/store/sqlitestore"
 	"github.com/oncemill/oncemill/app"
 	"github.com/oncemill/oncemill/handlers"
@@ -35,6 +36,9 @@ func Set() app.Set {
 			sqlitestore.Factory(),
 			pgstore.Factory(),
 			mysqlstore.Factory(),
+		},
+		Keys: []store.KeysFactory{
+			redisstore.Factory(),
 		},
 		Plugins: []handlers.Plugin{
 			payments.Plugin(),

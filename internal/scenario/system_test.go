@@ -2,6 +2,7 @@ package scenario
 
 import (
 	"context"
+	"flag"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -45,36 +46,37 @@ var topics = []string{
 
 // brokers are the brokers of the matrix, some in several forms; each sets up its own part of the configuration. of is the broker's name.
 var brokers = []struct {
-	name  string
-	of    string
-	setUp func(t *testing.T, s *system) (name string, settings node)
+	name      string
+	of        string
+	databases string // on which it runs; "" is all
+	setUp     func(t *testing.T, s *system) (name string, settings node)
 }{
-	{"embedded", "embedded", func(*testing.T, *system) (string, node) { return "embedded", node{} }},
-	{"rabbitmq-classic", "rabbitmq", func(t *testing.T, s *system) (string, node) {
+	{"embedded", "embedded", "", func(*testing.T, *system) (string, node) { return "embedded", node{} }},
+	{"rabbitmq-classic", "rabbitmq", "sqlite postgres", func(t *testing.T, s *system) (string, node) {
 		return "rabbitmq", node{"url": testenv.RabbitMQ(t).URL, "queue_type": "classic"}
 	}},
-	{"rabbitmq-quorum", "rabbitmq", func(t *testing.T, s *system) (string, node) {
+	{"rabbitmq-quorum", "rabbitmq", "", func(t *testing.T, s *system) (string, node) {
 		return "rabbitmq", node{"url": testenv.RabbitMQ(t).URL, "queue_type": "quorum"}
 	}},
-	{"kafka", "kafka", func(t *testing.T, s *system) (string, node) {
+	{"kafka", "kafka", "", func(t *testing.T, s *system) (string, node) {
 		names := node{}
 		for _, topic := range topics {
 			names[topic] = node{"name": s.service + "." + topic}
 		}
 		return "kafka", node{"brokers": testenv.Kafka(t), "topics": names}
 	}},
-	{"nats", "nats", func(t *testing.T, s *system) (string, node) {
+	{"nats", "nats", "", func(t *testing.T, s *system) (string, node) {
 		names := node{}
 		for _, topic := range topics {
 			names[topic] = node{"stream": s.service + "-" + strings.ReplaceAll(topic, ".", "-"), "subject": s.service + "." + topic}
 		}
 		return "nats", node{"url": testenv.NATS(t), "topics": names, "ack_wait": "10s"}
 	}},
-	{"sql-postgres", "sql", func(t *testing.T, s *system) (string, node) {
+	{"sql-postgres", "sql", "sqlite postgres", func(t *testing.T, s *system) (string, node) {
 		db := testenv.Postgres(t)
 		return "sql", node{"dsn": db.DSN, "schema": db.Schema, "visibility": "5s"}
 	}},
-	{"sql-mysql", "sql", func(t *testing.T, s *system) (string, node) {
+	{"sql-mysql", "sql", "mysql", func(t *testing.T, s *system) (string, node) {
 		return "sql", node{"dsn": testenv.MySQL(t).DSN, "visibility": "5s"}
 	}},
 }
@@ -91,50 +93,70 @@ var databases = []struct {
 	{"mysql", func(t *testing.T, s *system) node { return node{"dsn": testenv.MySQL(t).DSN} }},
 }
 
-// onEverySystem runs test on every combination of broker and database.
-func onEverySystem(t *testing.T, test func(t *testing.T, s *system)) {
+// every makes the scenario run on every choice that is offered. Without it each broker meets each database once, and each place for keys meets
+// each of both: what is kept where is the database's matter and the place's, whatever the broker.
+var every = flag.Bool("every", false, "run the scenario on every combination of broker, database and keys")
+
+// choice is one combination of broker, in one of its forms, database and place for keys.
+type choice struct{ broker, database, keys string }
+
+// choices are those on which the scenario runs.
+func choices() []choice {
+	var all []choice
 	for _, b := range brokers {
 		for _, d := range databases {
-			t.Run(b.name+"/"+d.name, func(t *testing.T) { test(t, newSystem(t, b.name, d.name)) })
+			if *every || b.databases == "" || strings.Contains(b.databases, d.name) {
+				all = append(all, choice{b.name, d.name, "database"})
+			}
+			if *every {
+				all = append(all, choice{b.name, d.name, "redis"})
+			}
 		}
+	}
+	if !*every {
+		all = append(all, choice{"embedded", "sqlite", "redis"}, choice{"rabbitmq-quorum", "postgres", "redis"}, choice{"kafka", "mysql", "redis"})
+	}
+	return all
+}
+
+// onEverySystem runs test on the choices.
+func onEverySystem(t *testing.T, test func(t *testing.T, s *system)) {
+	for _, c := range choices() {
+		name := c.broker + "/" + c.database
+		if c.keys != "database" {
+			name += "/" + c.keys
+		}
+		t.Run(name, func(t *testing.T) {
+			s := newSystem(t, c.broker, c.database)
+			if c.keys == "redis" {
+				s.set("keys", "redis")
+				s.set("databases/redis", node{"url": testenv.Redis(t), "prefix": s.service + ":"})
+			}
+			test(t, s)
+		})
 	}
 }
 
-// apart are combinations that are offered and have tests of their own, by "broker/database/keys", with the reason.
-var apart = map[string]string{
-	"kafka/sqlite/kafka":   onlyTransforms,
-	"kafka/postgres/kafka": onlyTransforms,
-	"kafka/mysql/kafka":    onlyTransforms,
-}
-
-const onlyTransforms = "payments write to the database; handlers that turn messages into messages run in the tests of transforms"
-
-// Every combination that "oncemill guarantees --matrix" offers runs the scenario, or says why not.
+// Every pair of broker and database that "oncemill guarantees --matrix" offers takes part, and every place for keys. What is offered for
+// handlers alone that turn messages into messages does not: payments write to the database; the tests of transforms run there.
 func TestScenarioCoversTheMatrix(t *testing.T) {
-	runs := map[string]bool{}
+	of := map[string]string{}
 	for _, b := range brokers {
-		for _, d := range databases {
-			runs[b.of+"/"+d.name+"/database"] = true
-		}
+		of[b.name] = b.of
+	}
+	runs := map[string]bool{}
+	for _, c := range choices() {
+		runs[of[c.broker]+"/"+c.database] = true
+		runs[c.keys] = true
 	}
 	offered := map[string]bool{}
 	for _, c := range app.Matrix(builtin.Set()) {
-		if c.Offered() {
-			offered[c.Broker+"/"+c.Database+"/"+c.Keys] = true
+		if !c.Offered() || c.Handler == "transform" {
+			continue
 		}
+		offered[c.Broker+"/"+c.Database], offered[c.Keys] = true, true
 	}
-	require.NotEmpty(t, offered)
-	for one := range offered {
-		if _, elsewhere := apart[one]; !runs[one] && !elsewhere {
-			t.Errorf("%s is offered, and the scenario does not run on it: add it to brokers or databases, or to apart with a reason", one)
-		}
-	}
-	for one := range runs {
-		require.True(t, offered[one], "the scenario runs on %s, which is not offered", one)
-	}
-	for one := range apart {
-		require.True(t, offered[one] && !runs[one], "%s needs no excuse", one)
-	}
+	require.Equal(t, offered, runs, "add what is offered to brokers, databases and choices")
 }
 
 // newSystem sets up one combination; nothing runs yet.

@@ -44,16 +44,17 @@ func Service(t testing.TB, name string) *Server {
 
 // Private starts a server that this test has for itself, on free ports and with
 // empty data, and removes it at the end, also when the test process is killed.
-// It takes a second for postgres, nats and smtp, six for rabbitmq and kafka.
-// Where the shared server of that name is missing, the test is skipped.
-func Private(t testing.TB, name string) *Server {
+// It takes a second for postgres, nats, redis and smtp, six for rabbitmq and kafka.
+// Where the shared server of that name is missing, the test is skipped. env are further variables
+// for docker/services, as NAME=value.
+func Private(t testing.TB, name string, env ...string) *Server {
 	t.Helper()
 	lookup(t, name)
 	dir, err := os.MkdirTemp("", "oncemill-services-")
 	if err != nil {
 		t.Fatalf("testenv: %v", err)
 	}
-	s := &Server{t: t, name: name, env: privateEnv(dir)}
+	s := &Server{t: t, name: name, env: append(privateEnv(dir), env...)}
 	t.Cleanup(func() {
 		s.run("down", "--purge", name)
 		if err := os.RemoveAll(dir); err != nil {

@@ -25,6 +25,7 @@ var variables = map[string][]string{
 	"rabbitmq": {"ONCEMILL_TEST_RABBITMQ", "ONCEMILL_TEST_RABBITMQ_API"},
 	"kafka":    {"ONCEMILL_TEST_KAFKA"},
 	"nats":     {"ONCEMILL_TEST_NATS"},
+	"redis":    {"ONCEMILL_TEST_REDIS"},
 	"smtp":     {"ONCEMILL_TEST_SMTP", "ONCEMILL_TEST_SMTP_API"},
 }
 

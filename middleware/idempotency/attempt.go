@@ -154,6 +154,7 @@ func (e *Engine) commit(ctx context.Context, j *job, tx keystore.Tx, facade *Tx,
 		return inStore(err, "commit")
 	}
 	e.observe(Event{Kind: EventCompleted, Scope: j.id.Scope, Duration: time.Since(j.started)})
+	e.note(ctx, c)
 	e.afterCommit(ctx, facade.after)
 	if err := e.fault.at(ctx, FaultCommitted); err != nil {
 		return fmt.Errorf("%w: %w", keystore.ErrOutcomeUnknown, err)
@@ -211,8 +212,11 @@ func (e *Engine) answer(ctx context.Context, j *job, v keystore.Verdict, tx keys
 			return err
 		}
 	}
-	if v.Outcome == keystore.Duplicate && e.onDup != nil {
-		e.onDup(ctx, j.msg, v.Record)
+	if v.Outcome == keystore.Duplicate {
+		e.noteDuplicate(ctx, j, v.Record)
+		if e.onDup != nil {
+			e.onDup(ctx, j.msg, v.Record)
+		}
 	}
 	e.observe(Event{Kind: skipped(v.Outcome), Scope: j.id.Scope})
 	return nil

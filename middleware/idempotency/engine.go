@@ -11,6 +11,7 @@ import (
 
 	"github.com/oncemill/oncemill/middleware/envelope"
 	"github.com/oncemill/oncemill/middleware/keystore"
+	"github.com/oncemill/oncemill/middleware/keystore/elsewhere"
 	"github.com/oncemill/oncemill/middleware/parking"
 )
 
@@ -19,6 +20,8 @@ type Config struct {
 	Binding Binding
 	Keys    keystore.Store
 	Parking parking.Store
+	// Elsewhere, where set, keeps the leases of an external handler, and hints of completed keys for every handler. Keys stays the truth.
+	Elsewhere keystore.Elsewhere
 	// Gate is shared by all engines of a process. Nil gives the engine one of its own.
 	Gate *Gate
 	// Owner names this process in the store, for people.
@@ -40,6 +43,7 @@ type Config struct {
 type Engine struct {
 	binding Binding
 	keys    keystore.Store
+	hints   *elsewhere.Hints // nil where keys are in the database alone
 	parking parking.Store
 	gate    *Gate
 	owner   string
@@ -92,6 +96,9 @@ func New(cfg Config) (*Engine, error) {
 			return nil, err
 		}
 		e.binding.Fingerprint = print
+	}
+	if cfg.Elsewhere != nil {
+		e.keepElsewhere(cfg.Elsewhere)
 	}
 	e.slots, e.single = make(chan struct{}, e.binding.Concurrency), make(chan struct{}, 1)
 	e.stopping, e.stop = context.WithCancelCause(context.Background())
@@ -162,7 +169,7 @@ func (e *Engine) finish(wait context.Context, j *job, violation error) error {
 		f := e.classify(violation)
 		e.logFailure(run, j, f)
 		err = e.bury(run, wait, j, f)
-	} else if err == nil {
+	} else if err == nil && !e.recalled(run, j) {
 		err = e.drive(run, wait, j)
 	}
 	if err == nil {

@@ -28,9 +28,16 @@ func (e *Engine) attemptExternal(ctx, wait context.Context, j *job) error {
 	if v.Outcome != keystore.Fresh && v.Outcome != keystore.TakenOver {
 		return e.answer(ctx, j, v, nil)
 	}
+	vanished := v.Outcome == keystore.Fresh && j.doubt // the store has lost the key of a call that this process knows of
 	j.token, j.doubt = v.Token, false
 	held, release := e.hold(ctx, j)
 	defer release()
+	switch {
+	case vanished && j.outcome != nil:
+		return e.record(held, wait, j, *j.outcome)
+	case vanished:
+		v.Outcome, v.Record.FirstAt, v.Record.Takeovers = keystore.TakenOver, j.calledAt, 1
+	}
 	if v.Outcome == keystore.TakenOver {
 		e.observe(Event{Kind: EventTakeover, Scope: j.id.Scope})
 		return e.takeOver(held, wait, j, v.Record)
@@ -125,6 +132,7 @@ func (e *Engine) probe(ctx, wait context.Context, j *job) error {
 	})
 	switch {
 	case err != nil && errors.Is(context.Cause(ctx), keystore.ErrLeaseLost):
+		j.doubt = true
 		return keystore.ErrLeaseLost
 	case err != nil:
 		e.expire(ctx, j) // the doubt stays: the next attempt is a takeover again
@@ -138,6 +146,9 @@ func (e *Engine) probe(ctx, wait context.Context, j *job) error {
 // call has the outside effect, then records it.
 func (e *Engine) call(ctx, wait context.Context, j *job) error {
 	var result any
+	if j.calledAt.IsZero() {
+		j.calledAt = time.Now()
+	}
 	err := e.guarded(ctx, func(ctx context.Context) (err error) {
 		result, err = e.binding.External.Call(ctx, j.copyFor(ctx), j.id.Scope, j.id.Key)
 		return err
@@ -149,6 +160,7 @@ func (e *Engine) call(ctx, wait context.Context, j *job) error {
 		return e.record(ctx, wait, j, result)
 	}
 	if errors.Is(context.Cause(ctx), keystore.ErrLeaseLost) {
+		j.doubt = true
 		return keystore.ErrLeaseLost
 	}
 	return e.settleCall(ctx, wait, j, byHandler(err))
@@ -209,8 +221,12 @@ func (e *Engine) record(ctx, wait context.Context, j *job, result any) error {
 	var p patience
 	for {
 		err := e.recordOnce(ctx, j, data)
-		if err == nil || errors.Is(err, keystore.ErrLeaseLost) {
-			return err
+		if err == nil {
+			return nil
+		}
+		if errors.Is(err, keystore.ErrLeaseLost) || errors.Is(context.Cause(ctx), keystore.ErrLeaseLost) {
+			j.doubt, j.outcome = true, &data // recorded after all if nobody else has the key
+			return keystore.ErrLeaseLost
 		}
 		if errors.Is(err, parking.ErrLeaseLost) {
 			j.parked = nil // whoever has the row finds the key completed

@@ -3,6 +3,7 @@ package idempotency
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"maps"
 	"strings"
@@ -29,11 +30,14 @@ type job struct {
 	maxPayload int
 	inject     func(context.Context, message.Metadata)
 
-	token    string // of the lease, while an external handler's message holds its key
-	asking   string // the owner under which a lease was asked for that may or may not have been given
-	doubt    bool   // an earlier call of an external handler may have had its effect
-	suspect  bool   // may have killed a process: it runs alone and is counted before
-	attempts int    // failures so far, as far as this process knows
+	token    string           // of the lease, while an external handler's message holds its key
+	asking   string           // the owner under which a lease was asked for that may or may not have been given
+	epoch    string           // of the database before this message ran, for what is noted elsewhere
+	doubt    bool             // an earlier call of an external handler may have had its effect
+	calledAt time.Time        // the first such call
+	outcome  *json.RawMessage // the result of a call that could not be recorded, because its lease was lost
+	suspect  bool             // may have killed a process: it runs alone and is counted before
+	attempts int              // failures so far, as far as this process knows
 	started  time.Time
 }
 
@@ -132,7 +136,7 @@ func (j *job) attemptID() keystore.ID {
 }
 
 func (j *job) claim() keystore.Claim {
-	c := keystore.Claim{ID: j.id, Fingerprint: j.fingerprint, OrderingKey: j.orderingKey, Token: j.token}
+	c := keystore.Claim{ID: j.id, Fingerprint: j.fingerprint, OrderingKey: j.orderingKey, Token: j.token, Epoch: j.epoch}
 	if j.parked != nil {
 		c.Parked, c.Redriven = &j.parked.Lease, j.parked.Redriven
 	}

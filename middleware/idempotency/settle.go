@@ -179,8 +179,10 @@ func (e *Engine) settle(ctx, wait context.Context, j *job, p *patience, err erro
 	case permanent:
 		return 0, true, e.bury(ctx, wait, j, f)
 	case unknown:
+		e.distrustHints()
 		return p.short(), false, nil
 	case unavailable:
+		e.distrustHints()
 		e.observe(Event{Kind: EventUnavailable, Scope: j.id.Scope})
 		return p.outage(), false, nil
 	case contention:

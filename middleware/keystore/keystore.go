@@ -55,6 +55,10 @@ type Claim struct {
 	// as it will most likely be, and write less when it commits. They promise nothing.
 	Retention time.Duration
 	Owner     string
+	// Held says that the caller holds the key's lease in a store elsewhere: the transaction takes the key whatever is parked.
+	Held bool
+	// Epoch is the database's, for stores elsewhere; a completed key of another one is as absent. The database itself takes no notice.
+	Epoch string
 }
 
 // Outcome is the store's answer to a claim.
@@ -104,6 +108,7 @@ type Record struct {
 	LeaseLeft   time.Duration
 	Takeovers   int
 	FirstAt     time.Time // when the key was first claimed by a lease
+	Epoch       string    // of a completed key in a store elsewhere
 }
 
 // Completion is what becomes of one message when the transaction commits.
@@ -223,7 +228,8 @@ type Desk interface {
 	// Resolve decides a key in doubt: Completed (with result) drops its parked row, Absent makes the parked row run
 	// again, Failed turns it into a dead letter. ErrNotInDoubt where the key is in another state.
 	Resolve(ctx context.Context, id ID, to State, result json.RawMessage, by, why string) error
-	// Forget removes a completed or failed key, so that its message would run again. It returns a *parking.Refusal for keys in progress, in doubt or with a parked row.
+	// Forget removes a completed or failed key, so that its message would run again, and raises the epoch: what was noted elsewhere counts no
+	// more, after EpochTrust at the latest. It returns a *parking.Refusal for keys in progress, in doubt or with a parked row.
 	Forget(ctx context.Context, id ID, by, why string) error
 	// Clean removes up to limit keys of the scope that are past their time, with their attempts, and returns how many. It never touches keys in progress or in doubt, nor a key with a parked row.
 	Clean(ctx context.Context, scope string, limit int) (int, error)
@@ -246,6 +252,7 @@ type Store interface {
 	Leasing
 	Attempts
 	Desk
+	Epochs
 	// Classify says what kind of failure a driver's error is, also one that a handler wraps.
 	Classify(err error) Fault
 	Capabilities() Capabilities
@@ -259,6 +266,9 @@ type Capabilities struct {
 	Durable bool
 	// Writers is the number of transactions that can write at once; 0 is no bound.
 	Writers int
+	// Forgets says, of a store elsewhere, what can make it lose a key in progress in ordinary operation (eviction, a restart without
+	// persistence); "" where nothing does. A promise that needs such a key is refused.
+	Forgets string
 	// Caveats are sentences for the printed guarantees.
 	Caveats []string
 }

@@ -239,11 +239,19 @@ func (c *claimer) read(query string, which []int, locked bool) *Stmt {
 
 // fresh is the verdict for a key that was inserted.
 func (c *claimer) fresh(i int) keystore.Verdict {
-	v := keystore.Verdict{Outcome: c.waits[i].verdict(c.claims[i]), Record: keystore.Record{ID: c.claims[i].ID}}
+	v := keystore.Verdict{Outcome: c.yields(i), Record: keystore.Record{ID: c.claims[i].ID}}
 	if v.Outcome == keystore.Fresh {
 		v.Token = c.inserted[i]
 	}
 	return v
+}
+
+// yields is what parking holds against a claim; Fresh is nothing. Who holds the key already has passed by what was parked.
+func (c *claimer) yields(i int) keystore.Outcome {
+	if c.claims[i].Held {
+		return keystore.Fresh
+	}
+	return c.waits[i].verdict(c.claims[i])
 }
 
 // settle judges a key whose row was there already. It returns false when the row has gone or changed meanwhile.
@@ -258,7 +266,7 @@ func (c *claimer) settle(ctx context.Context, i int) (bool, error) {
 	}
 	v := keystore.Verdict{Outcome: judge(claim, r, owner), Record: r.Record}
 	if v.Outcome == keystore.Fresh || v.Outcome == keystore.TakenOver && r.Owner != owner {
-		if yields := c.waits[i].verdict(claim); yields != keystore.Fresh {
+		if yields := c.yields(i); yields != keystore.Fresh {
 			v.Outcome = yields
 		}
 	}

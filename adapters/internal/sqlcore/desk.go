@@ -234,7 +234,8 @@ func (k *Keys) forget(ctx context.Context, s Session, id keystore.ID, by, why st
 		return &parking.Refusal{Why: "a message of the key is parked: redrive or drop it first (dlq list)"}
 	}
 	args := []any{id.Scope, []byte(id.Key)}
-	return s.Send(ctx,
+	raise, _ := newEpoch()
+	return s.Send(ctx, raise,
 		&Stmt{Query: deleteKey, Args: []any{id.Scope, id.Key}},
 		&Stmt{Query: `DELETE FROM attempts WHERE scope = ? AND idempotency_key = ?`, Args: args},
 		logAction(parking.Action{What: "forget", By: by, Why: why}, id.Scope, id.Key, 0))

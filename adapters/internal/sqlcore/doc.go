@@ -15,6 +15,7 @@
 //	{json}       the cast of a text to the result column's type
 //	{lock T}     FOR UPDATE of a table, {skip T} with SKIP LOCKED, {share} FOR SHARE, where the database has row locks
 //	{true} {false} {empty}  constants: truth values, no bytes
+//	{server}     what tells this server, and its timeline, from another one with a copy of the data
 //	{ident COL}  the parked identity of a key column (see identity)
 //
 // What a database cannot say in one statement it says in others: see Rephraser.

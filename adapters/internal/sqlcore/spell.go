@@ -10,7 +10,7 @@ type Spelling interface {
 	// Placeholder is the text of the argument of number n, counted from 1.
 	Placeholder(n int) string
 	// Word is the text of a mark; name is its first word, arg the rest: "now", "clock", "true", "false", "empty", "json", "lock",
-	// "share", "skip", "at", "ident".
+	// "share", "skip", "at", "ident", "server".
 	Word(name, arg string) (string, bool)
 	// Later writes the store's clock plus d.
 	Later(w *Text, d Later)

@@ -34,7 +34,8 @@ const now = "utc_timestamp(6)"
 // one and rows of arguments.
 var words = map[string]string{
 	"now": now, "clock": now, "true": "true", "false": "false", "empty": "''", "json": "",
-	"lock": "FOR UPDATE", "share": "LOCK IN SHARE MODE", "skip": "FOR UPDATE SKIP LOCKED",
+	"server": "concat(@@hostname, '/', @@port, '/', @@server_id)", // MariaDB has no server_uuid
+	"lock":   "FOR UPDATE", "share": "LOCK IN SHARE MODE", "skip": "FOR UPDATE SKIP LOCKED",
 }
 
 func (spelling) Word(name, arg string) (string, bool) {

@@ -30,6 +30,10 @@ const (
 	clock = "(SELECT clock_timestamp())"
 )
 
+// server is the cluster and its timeline, which a promotion and a restore to a point in time begin anew. The control file would tell
+// the timeline only after the next checkpoint.
+const server = `((SELECT system_identifier FROM pg_control_system())::text || '/' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))`
+
 func (spelling) Word(name, arg string) (string, bool) {
 	switch name {
 	case "now":
@@ -50,6 +54,8 @@ func (spelling) Word(name, arg string) (string, bool) {
 		return "FOR UPDATE OF " + arg + " SKIP LOCKED", true
 	case "at":
 		return "(" + now + " + " + arg + " * interval '1 microsecond')", true
+	case "server":
+		return server, true
 	case "ident":
 		return "convert_to('k' || " + arg + ", 'UTF8')", true
 	}

@@ -83,7 +83,7 @@ func (spelling) Placeholder(n int) string { return "?" + strconv.Itoa(n) }
 
 var words = map[string]string{
 	"now": "?1", "clock": "?1", "true": "1", "false": "0", "empty": "x''",
-	"json": "", "lock": "", "share": "", "skip": "", // one writer: nothing to lock
+	"server": "'file'", "json": "", "lock": "", "share": "", "skip": "", // one writer: nothing to lock
 }
 
 func (spelling) Word(name, arg string) (string, bool) {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -40,23 +41,40 @@ type Harness struct {
 // Run runs the whole suite. newHarness is called once for each test.
 func Run(t *testing.T, newHarness func(t *testing.T) Harness) {
 	t.Helper()
-	groups := []struct {
-		name  string
-		tests []test
-	}{
-		{"Claim", claimTests},
-		{"Rivals", rivalTests},
-		{"Commit", commitTests},
-		{"Settle", settleTests},
-		{"Ordering", orderingTests},
-		{"Lease", leaseTests},
-		{"Fencing", fencingTests},
+	run(t, newHarness, slices.Concat(claimGroups, []group{
 		{"Attempts", attemptTests},
 		{"Desk", deskTests},
 		{"Clean", cleanTests},
-		{"Redriven", redrivenTests},
+		{"Epochs", epochTests},
 		{"Classify", classifyTests},
-	}
+	}))
+}
+
+// RunLeases runs what claims and leases promise, for a database whose leases are elsewhere: the desk stays the database's.
+func RunLeases(t *testing.T, newHarness func(t *testing.T) Harness) {
+	t.Helper()
+	run(t, newHarness, claimGroups)
+}
+
+type group struct {
+	name  string
+	tests []test
+}
+
+var claimGroups = []group{
+	{"Claim", claimTests},
+	{"Rivals", rivalTests},
+	{"Commit", commitTests},
+	{"Settle", settleTests},
+	{"Ordering", orderingTests},
+	{"Leasing", wholeTests()},
+	{"Lease", leaseTests},
+	{"Fencing", fencingTests},
+	{"Redriven", redrivenTests},
+}
+
+func run(t *testing.T, newHarness func(t *testing.T) Harness, groups []group) {
+	t.Helper()
 	for _, g := range groups {
 		t.Run(g.name, func(t *testing.T) {
 			t.Parallel()
