@@ -65,6 +65,11 @@ var brokers = []struct {
 		db := testenv.Postgres(t)
 		return "sql", node{"dsn": db.DSN, "schema": db.Schema, "visibility": "5s"}
 	}},
+	{"sqs", func(t *testing.T, s *system) (string, node) {
+		return "sqs", node{
+			"endpoint": testenv.SQS(t).Endpoint, "region": "eu-central-1", "prefix": s.service + "-", "visibility": "8s", "wait": "1s", "caught_up_after": "2s",
+		}
+	}},
 }
 
 var databases = []struct {

@@ -26,6 +26,7 @@ var variables = map[string][]string{
 	"kafka":    {"ONCEMILL_TEST_KAFKA"},
 	"nats":     {"ONCEMILL_TEST_NATS"},
 	"smtp":     {"ONCEMILL_TEST_SMTP", "ONCEMILL_TEST_SMTP_API"},
+	"moto":     {"ONCEMILL_TEST_AWS", "ONCEMILL_TEST_BOTO3"},
 }
 
 // Kafka returns the addresses of the brokers, or skips the test.
