@@ -54,6 +54,7 @@ func openedBrokers(t *testing.T) []configured {
 		"kafka":    {"BROKERS__KAFKA__BROKERS=" + strings.Join(testenv.Kafka(t), ",")},
 		"nats":     {"BROKERS__NATS__URL=" + testenv.NATS(t)},
 		"sql":      {"BROKERS__SQL__DSN=" + testenv.Postgres(t).DSN},
+		"sqs":      {"BROKERS__SQS__ENDPOINT=" + testenv.SQS(t).Endpoint, "BROKERS__SQS__REGION=eu-central-1"},
 	}
 	var all []configured
 	for _, f := range Builtin().Brokers {

@@ -139,6 +139,9 @@ type Capabilities struct {
 	DeliveryCount bool
 	// DedupeWindow is the broker's own window for producers' double sends; 0 where there is none.
 	DedupeWindow time.Duration
+	// MaxPayload is the largest payload that passes whatever its bytes and its metadata are; of larger ones some are refused with
+	// outbox.ErrUnpublishable. 0: every message of the contract passes.
+	MaxPayload int
 	// Durable reports that a confirmed message survives a crash of the broker's machine.
 	Durable bool
 	// Caveats are sentences for the printed guarantees: what the configuration weakens.

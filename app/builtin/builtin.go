@@ -8,6 +8,7 @@ import (
 	"github.com/oncemill/oncemill/adapters/broker/natsbroker"
 	"github.com/oncemill/oncemill/adapters/broker/rabbitbroker"
 	"github.com/oncemill/oncemill/adapters/broker/sqlbroker"
+	"github.com/oncemill/oncemill/adapters/broker/sqsbroker"
 	"github.com/oncemill/oncemill/adapters/store"
 	"github.com/oncemill/oncemill/adapters/store/mysqlstore"
 	"github.com/oncemill/oncemill/adapters/store/pgstore"
@@ -31,6 +32,7 @@ func Set() app.Set {
 			kafkabroker.Factory(),
 			natsbroker.Factory(),
 			sqlbroker.Factory(),
+			sqsbroker.Factory(),
 		},
 		Stores: []store.Factory{
 			sqlitestore.Factory(),

@@ -13,7 +13,7 @@ import (
 )
 
 // combinations is one database for each broker: what is tested does not depend on the pair.
-var combinations = [][2]string{{"embedded", "sqlite"}, {"rabbitmq-classic", "sqlite"}, {"rabbitmq-quorum", "postgres"}, {"kafka", "postgres"}, {"sql-postgres", "postgres"}, {"sql-mysql", "mysql"}}
+var combinations = [][2]string{{"embedded", "sqlite"}, {"rabbitmq-classic", "sqlite"}, {"rabbitmq-quorum", "postgres"}, {"kafka", "postgres"}, {"sql-postgres", "postgres"}, {"sql-mysql", "mysql"}, {"sqs", "sqlite"}}
 
 func onEveryBroker(t *testing.T, test func(t *testing.T, s *system)) {
 	for _, c := range combinations {

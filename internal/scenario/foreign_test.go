@@ -25,6 +25,8 @@ func (s *system) foreign(topic string, headers map[string]string, body string) {
 		s.foreignKafka(topic, headers, body)
 	case "sql":
 		s.foreignSQL(topic, headers, body)
+	case "sqs":
+		s.foreignSQS(topic, headers, body)
 	default:
 		s.foreignNATS(topic, headers, body)
 	}

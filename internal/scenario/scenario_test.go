@@ -25,7 +25,10 @@ func TestEveryPaymentExactlyOnce(t *testing.T) {
 
 func (s *system) everyPaymentExactlyOnce() {
 	t := s.t
-	const payments = 2000
+	payments := 2000
+	if s.broker == "sqs" {
+		payments = 300 // moto looks at every message of a queue in each request
+	}
 	sink := smtpsink.Start(t, smtpsink.Options{AbsorbRepeats: true})
 	s.mailTo(sink)
 	s.write()
@@ -51,14 +54,14 @@ func (s *system) everyPaymentExactlyOnce() {
 	go func() { defer close(sent); s.sendFromSeveral(3, events) }()
 	for kill := range int64(3) {
 		testenv.Eventually(t, 2*time.Minute, func() error {
-			return atLeast(number(t, db, `SELECT count(*) FROM payments`), payments*(kill+1)/5, "payments before the next kill")
+			return atLeast(number(t, db, `SELECT count(*) FROM payments`), int64(payments)*(kill+1)/5, "payments before the next kill")
 		})
 		b.kill()
 		b.start()
 	}
 	<-sent
 	b.ready()
-	testenv.Eventually(t, 4*time.Minute, func() error { return settled(t, db, payments) })
+	testenv.Eventually(t, 4*time.Minute, func() error { return settled(t, db, int64(payments)) })
 	s.checkBooks(db, payments)
 	s.checkLetters(sink, payments)
 	a.stop()

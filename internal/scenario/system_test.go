@@ -79,6 +79,11 @@ var brokers = []struct {
 	{"sql-mysql", "sql", "mysql", func(t *testing.T, s *system) (string, node) {
 		return "sql", node{"dsn": testenv.MySQL(t).DSN, "visibility": "5s"}
 	}},
+	{"sqs", "sqs", "", func(t *testing.T, s *system) (string, node) {
+		return "sqs", node{
+			"endpoint": testenv.SQS(t).Endpoint, "region": "eu-central-1", "prefix": s.service + "-", "visibility": "8s", "wait": "1s", "caught_up_after": "2s",
+		}
+	}},
 }
 
 var databases = []struct {

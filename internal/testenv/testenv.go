@@ -27,6 +27,7 @@ var variables = map[string][]string{
 	"nats":     {"ONCEMILL_TEST_NATS"},
 	"redis":    {"ONCEMILL_TEST_REDIS"},
 	"smtp":     {"ONCEMILL_TEST_SMTP", "ONCEMILL_TEST_SMTP_API"},
+	"moto":     {"ONCEMILL_TEST_AWS", "ONCEMILL_TEST_BOTO3"},
 }
 
 // Kafka returns the addresses of the brokers, or skips the test.

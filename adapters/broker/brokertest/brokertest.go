@@ -31,6 +31,9 @@ type Harness struct {
 	// Remove deletes what Declare made. Nil leaves it behind.
 	Remove func(t testing.TB, topic string, groups []string)
 
+	// AlwaysIdentified says that the protocol gives every message an identity: Foreign makes one up where it is given none.
+	AlwaysIdentified bool
+
 	// Leaks excuses goroutines of the harness itself, such as a proxy's, from the search for those that outlive a broker.
 	Leaks []goleak.Option
 

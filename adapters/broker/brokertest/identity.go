@@ -30,7 +30,7 @@ func testIdentityDerived(k *kit) {
 	k.h.Foreign(k, topic, Foreign{Payload: []byte("p")})
 	first, second := k.redelivered(topic)
 	require.NotEmpty(k, first.UUID)
-	require.Empty(k, delivery(first).MessageID)
+	require.Equal(k, k.h.AlwaysIdentified, delivery(first).MessageID != "")
 	require.Equal(k, delivery(first).Position, delivery(second).Position)
 	if delivery(first).Position != "" {
 		require.Equal(k, first.UUID, second.UUID)
