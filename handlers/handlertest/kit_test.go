@@ -145,6 +145,16 @@ func TestExternal(t *testing.T) {
 	})
 }
 
+func TestExternalWithoutAResult(t *testing.T) {
+	k := handlertest.New(t, plugin(func(b *handlers.Bindings) {
+		b.OnExternal("orders.placed", handlers.External{
+			Call: func(context.Context, *message.Message, handlers.Key) (any, error) { return nil, nil },
+		})
+	}), nil)
+	k.DeliverTwice("orders.placed", "k", order{"1"})
+	k.WantQuiet()
+}
+
 func TestConfig(t *testing.T) {
 	for name, config := range map[string]any{"yaml": "equity_prefix: eigen/", "value": payments.Config{EquityPrefix: "eigen/"}} {
 		t.Run(name, func(t *testing.T) {

@@ -276,7 +276,9 @@ func (e *Engine) recordOnce(ctx context.Context, j *job, result json.RawMessage)
 			return err
 		}
 	}
-	facade.result = result
+	if result != nil { // a nil in an interface would be a result that is no JSON
+		facade.result = result
+	}
 	return e.commit(ctx, j, tx, facade, keystore.Completion{
 		Claim: j.claim(), State: keystore.Completed, Retention: e.binding.Retention, Owner: e.owner, Settles: j.settles(),
 	})

@@ -118,7 +118,7 @@ func TestMigrationsOfPlugins(t *testing.T) {
 	plugin := store.MigrationSet{Name: "risk", Files: fstest.MapFS{"mysql/00001_init.sql": {Data: []byte("-- +goose Up\nCREATE TABLE IF NOT EXISTS risk_seen (id varbinary(255) PRIMARY KEY);\n")}}}
 	pending, err := s.Pending(t.Context(), []store.MigrationSet{plugin})
 	require.NoError(t, err)
-	require.Equal(t, []string{"store/00001_init.sql", "risk/00001_init.sql"}, pending)
+	require.Equal(t, []string{"store/00001_init.sql", "store/00002_key_epoch.sql", "risk/00001_init.sql"}, pending)
 	var tables int
 	require.NoError(t, s.DB().Get(&tables, `SELECT count(*) FROM information_schema.tables WHERE table_schema = ?`, db.Name))
 	require.Zero(t, tables, "asking changes nothing")

@@ -118,11 +118,11 @@ func TestSchema(t *testing.T) {
 	})
 	pending, err := s.Pending(t.Context(), nil)
 	require.NoError(t, err)
-	require.Len(t, pending, 1)
+	require.Len(t, pending, 2)
 	require.NoError(t, s.Migrate(t.Context(), []store.MigrationSet{slowSet()}))
 	var tables int
 	require.NoError(t, s.DB().Get(&tables, `SELECT count(*) FROM pg_tables WHERE schemaname = $1`, schema))
-	require.Equal(t, 10, tables, "7 of the store, 1 of the plugin, 2 of versions")
+	require.Equal(t, 11, tables, "8 of the store, 1 of the plugin, 2 of versions")
 	require.Equal(t, keystore.Absent, peek(t, s, "a").State)
 }
 
