@@ -13,7 +13,7 @@ import (
 )
 
 var (
-	errClosed = errors.New("sqs: the broker is closed")
+	errClosed = fmt.Errorf("sqs: the broker is closed (%w)", outbox.ErrUnavailable)
 	// errEarlier stops the messages of an ordering key that follow a refused one.
 	errEarlier = errors.New("an earlier message of its ordering key was refused")
 	errNoQueue = errors.New("the queue does not exist")
