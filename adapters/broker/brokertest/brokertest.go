@@ -34,6 +34,9 @@ type Harness struct {
 	// AlwaysIdentified says that the protocol gives every message an identity: Foreign makes one up where it is given none.
 	AlwaysIdentified bool
 
+	// FewMessages makes Watermill's suite send fewer messages, for a server that takes long for each.
+	FewMessages bool
+
 	// Leaks excuses goroutines of the harness itself, such as a proxy's, from the search for those that outlive a broker.
 	Leaks []goleak.Option
 

@@ -25,6 +25,7 @@ func Watermill(t *testing.T, newHarness func(t *testing.T) Harness) {
 	features := tests.Features{
 		ConsumerGroups: true,
 		Persistent:     true,
+		ForceShort:     h.FewMessages,
 	}
 	run, all := token(), newRubbish(t)
 	construct := func(t *testing.T, sub broker.Subscription) (message.Publisher, message.Subscriber) {

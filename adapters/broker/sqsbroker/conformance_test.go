@@ -42,6 +42,7 @@ func harness(t testing.TB) brokertest.Harness {
 	var proxies sync.Map
 	return brokertest.Harness{
 		Name: sqsbroker.Name, AlwaysIdentified: true, Patience: patience,
+		FewMessages: true, // moto looks through the whole queue at each request
 		Leaks: []goleak.Option{
 			goleak.IgnoreAnyFunction("github.com/Shopify/toxiproxy/v2.(*Proxy).server"),
 			goleak.IgnoreAnyFunction("github.com/Shopify/toxiproxy/v2.(*Proxy).freeBlocker"),
