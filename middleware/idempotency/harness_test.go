@@ -117,10 +117,11 @@ func newHarness(t *testing.T, open func(t *testing.T, connections int) store.Sto
 	}}
 	h.Store = h.open(t, 0)
 	require.NoError(t, h.Migrate(t.Context(), nil))
-	effects := `CREATE TABLE effects (k VARCHAR(300) NOT NULL, v VARCHAR(300) NOT NULL)`
-	if h.Dialect() == "mysql" {
-		effects = `CREATE TABLE effects (n bigint AUTO_INCREMENT PRIMARY KEY INVISIBLE, k VARBINARY(300) NOT NULL, v VARBINARY(300) NOT NULL)`
-	}
+	effects := map[string]string{
+		"sqlite":   `CREATE TABLE effects (n integer PRIMARY KEY AUTOINCREMENT, k VARCHAR(300) NOT NULL, v VARCHAR(300) NOT NULL)`,
+		"postgres": `CREATE TABLE effects (n bigserial, k VARCHAR(300) NOT NULL, v VARCHAR(300) NOT NULL)`,
+		"mysql":    `CREATE TABLE effects (n bigint AUTO_INCREMENT PRIMARY KEY INVISIBLE, k VARBINARY(300) NOT NULL, v VARBINARY(300) NOT NULL)`,
+	}[h.Dialect()]
 	_, err := h.DB().ExecContext(t.Context(), effects)
 	require.NoError(t, err)
 	return h
@@ -159,12 +160,11 @@ func (h *harness) effectsOf(t *testing.T, key string) int {
 	return h.count(t, `SELECT count(*) FROM effects WHERE k = ?`, key)
 }
 
-// values are the payloads of the effects in the order of their commits.
+// values are the payloads of the effects in the order of their statements, which for one ordering key is that of their commits.
 func (h *harness) values(t *testing.T) []string {
 	t.Helper()
-	order := map[string]string{"postgres": "ctid", "sqlite": "rowid", "mysql": "n"}[h.Dialect()]
 	var values []string
-	require.NoError(t, h.DB().SelectContext(t.Context(), &values, `SELECT v FROM effects ORDER BY `+order))
+	require.NoError(t, h.DB().SelectContext(t.Context(), &values, `SELECT v FROM effects ORDER BY n`))
 	return values
 }
 
