@@ -26,14 +26,29 @@ func TestF040ConflictsAreNoFailures(t *testing.T) {
 				require.NoError(t, err)
 				_, err = h.DB().ExecContext(t.Context(), `INSERT INTO accounts VALUES (1, 0), (2, 0)`)
 				require.NoError(t, err)
+				// The first of each kind meet between their two updates, so that each then waits for the other's row.
+				meeting := map[string]chan struct{}{"even": make(chan struct{}), "odd": make(chan struct{})}
+				first := map[string]*sync.Once{"even": {}, "odd": {}}
+				meet := func(kind, other string) {
+					first[kind].Do(func() {
+						close(meeting[kind])
+						select {
+						case <-meeting[other]:
+						case <-time.After(2 * time.Second): // the other waits for a lock that this one has already
+						}
+					})
+				}
 				b := idempotency.Binding{
 					Isolation: isolation, Retry: idempotency.Retry{Attempts: 3, Contention: time.Minute},
 					Handler: func(ctx context.Context, tx *idempotency.Tx, msg *message.Message) (any, error) {
-						order := []int{1, 2}
+						order, other := []int{1, 2}, "odd"
 						if string(msg.Payload) == "odd" {
-							order = []int{2, 1}
+							order, other = []int{2, 1}, "even"
 						}
-						for _, id := range order {
+						for n, id := range order {
+							if n == 1 && !h.sqlite() { // it has one writer
+								meet(string(msg.Payload), other)
+							}
 							if _, err := tx.ExecContext(ctx, tx.Rebind(`UPDATE accounts SET n = n + 1 WHERE id = ?`), id); err != nil {
 								return nil, errors.New("the update failed") // a disguise that helps nothing
 							}

@@ -147,7 +147,7 @@ func TestHandlersOwnAck(t *testing.T) {
 			if calls.Add(1) == 1 {
 				return nil, errBroken
 			}
-			_, err := tx.ExecContext(ctx, tx.Rebind(`INSERT INTO effects VALUES (?, ?)`), tx.Key(), "1")
+			_, err := tx.ExecContext(ctx, tx.Rebind(`INSERT INTO effects (k, v) VALUES (?, ?)`), tx.Key(), "1")
 			return nil, err
 		}})
 		msg := newMessage("key", "1")
