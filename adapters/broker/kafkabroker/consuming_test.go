@@ -239,6 +239,44 @@ func TestCommittedOffsets(t *testing.T) {
 	require.True(t, has, "a member that has seen nothing yet")
 }
 
+// A process that was killed in the middle of a commit leaves offsets undecided: its group is not forgotten.
+func TestCommittedOffsetsUndecided(t *testing.T) {
+	t.Parallel()
+	topic := newTopic(t, 1, nil)
+	conf := sarama.NewConfig()
+	conf.Version = sarama.V2_8_0_0
+	client, err := sarama.NewClient(testenv.Kafka(t), conf)
+	require.NoError(t, err)
+	defer client.Close()
+	coordinator, err := client.TransactionCoordinator(topic)
+	require.NoError(t, err)
+	var owner *sarama.InitProducerIDResponse
+	testenv.Eventually(t, patience, func() error {
+		owner, err = coordinator.InitProducerID(&sarama.InitProducerIDRequest{Version: 1, TransactionalID: &topic, TransactionTimeout: time.Minute})
+		if err == nil && owner.Err != sarama.ErrNoError {
+			err = owner.Err // the coordinator loads its log
+		}
+		return err
+	})
+	added, err := coordinator.AddOffsetsToTxn(&sarama.AddOffsetsToTxnRequest{
+		TransactionalID: topic, ProducerID: owner.ProducerID, ProducerEpoch: owner.ProducerEpoch, GroupID: topic,
+	})
+	require.NoError(t, err)
+	require.Equal(t, sarama.ErrNoError, added.Err)
+	group, err := client.Coordinator(topic)
+	require.NoError(t, err)
+	sent, err := group.TxnOffsetCommit(&sarama.TxnOffsetCommitRequest{
+		TransactionalID: topic, ProducerID: owner.ProducerID, ProducerEpoch: owner.ProducerEpoch, GroupID: topic,
+		Topics: map[string][]*sarama.PartitionOffsetMetadata{topic: {{Partition: 0, Offset: 1}}},
+	})
+	require.NoError(t, err)
+	require.Equal(t, sarama.ErrNoError, sent.Topics[topic][0].Err)
+
+	has, err := open(t, testConfig(t)).CommittedOffsets(t.Context(), topic, topic)
+	require.NoError(t, err)
+	require.True(t, has)
+}
+
 // Records of aborted transactions and transaction markers are no backlog, and no messages.
 func TestTransactionsOfOthers(t *testing.T) {
 	t.Parallel()

@@ -62,6 +62,9 @@ func (b *Broker) CommittedOffsets(ctx context.Context, group, topic string) (boo
 		return false, fmt.Errorf("kafka: looking up topic %s: %w", physical, err)
 	}
 	committed, err := b.fetchPoints(ctx, physical, b.conf.physicalGroup(group), partitions)
+	if errors.Is(err, sarama.ErrUnstableOffsetCommit) {
+		return true, nil // a transaction of a member that died has yet to end: the group is known
+	}
 	return len(committed) > 0, err
 }
 
