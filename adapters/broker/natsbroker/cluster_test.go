@@ -2,6 +2,7 @@ package natsbroker
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/url"
@@ -112,8 +113,9 @@ func (c *cluster) open(more func(*Config)) *Broker {
 	}, "").(*Broker)
 }
 
-// restart stops a server without mercy for its clients, and starts it again on its addresses.
-func (c *cluster) restart(name string) {
+// restart stops a server without mercy for its clients, waits until the others have another leader of the stream, and starts it again on
+// its addresses.
+func (c *cluster) restart(name, stream string) {
 	c.t.Helper()
 	for n, s := range c.servers {
 		if s.Name() != name {
@@ -125,7 +127,14 @@ func (c *cluster) restart(name string) {
 		require.NoError(c.t, err)
 		s.Shutdown()
 		s.WaitForShutdown()
-		time.Sleep(500 * time.Millisecond) // the others elect somebody
+		testenv.Eventually(c.t, time.Minute, func() error {
+			for _, other := range c.servers {
+				if other != s && other.JetStreamIsStreamLeader(server.DEFAULT_GLOBAL_ACCOUNT, stream) {
+					return nil
+				}
+			}
+			return errors.New("the stream has no leader yet")
+		})
 		again, err := server.NewServer(o)
 		require.NoError(c.t, err)
 		again.Start()
@@ -220,7 +229,7 @@ func TestClusterLosesItsLeader(t *testing.T) {
 	})
 	for n := range published {
 		if n == batches/3 || n == 2*batches/3 {
-			c.restart(leader())
+			c.restart(leader(), place.stream)
 		}
 	}
 	select {
