@@ -200,6 +200,40 @@ func TestParkedMessageWaitsInParking(t *testing.T) {
 	})
 }
 
+// A retry waits as a parked row, which is durable before the ack. When that ack is lost, again and again, the copies that come back find the
+// row: there is one of it, its attempts go on counting, and its effect happens once.
+func TestF039AckLostAfterParking(t *testing.T) {
+	eachStore(t, func(t *testing.T, h *harness) {
+		var mended atomic.Bool
+		e := h.newEngine(t, idempotency.Binding{
+			Retry: idempotency.Retry{InProcess: -1, Attempts: 30},
+			Handler: failing(func(*message.Message) error {
+				if mended.Load() {
+					return nil
+				}
+				return errBroken
+			}),
+		})
+		for lost := range 10 {
+			e.acked(t, redelivered(newMessage("key", "1")))
+			rows := h.rows(t)
+			require.Len(t, rows, 1, "the copy adds none")
+			require.Equal(t, parking.Waiting, rows[0].State)
+			require.Equal(t, "key", rows[0].Key)
+			require.Equal(t, lost+1, rows[0].Attempts, "neither lost nor begun again")
+			if lost < 9 {
+				h.feedNow(t, e)
+			}
+		}
+		require.Zero(t, h.effects(t))
+		mended.Store(true)
+		h.feedNow(t, e)
+		e.acked(t, redelivered(newMessage("key", "1")))
+		require.Equal(t, 1, h.effects(t))
+		require.Empty(t, h.rows(t))
+	})
+}
+
 // RetryAfter wins over the backoff and is no retry in the process when it asks for long.
 func TestRetryAfter(t *testing.T) {
 	eachStore(t, func(t *testing.T, h *harness) {
