@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"net"
 	"strings"
 	"sync"
 	"time"
@@ -15,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/oncemill/oncemill/adapters/internal/pgwire"
 	"github.com/oncemill/oncemill/middleware/outbox"
 )
 
@@ -129,18 +128,10 @@ func (p *postgres) classify(err error) error {
 			return fmt.Errorf("%w: %w", outbox.ErrUnavailable, err)
 		}
 		return err
-	case broken(err):
+	case pgwire.Broken(err):
 		return fmt.Errorf("%w: %w", outbox.ErrUnavailable, err)
 	}
 	return err
-}
-
-// broken reports that the connection, not a statement, failed.
-func broken(err error) bool {
-	var network net.Error
-	var connecting *pgconn.ConnectError
-	return errors.As(err, &connecting) || errors.As(err, &network) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
-		errors.Is(err, net.ErrClosed) || pgconn.SafeToRetry(err)
 }
 
 func hasCode(err error, codes ...string) bool {

@@ -2,17 +2,13 @@ package pgstore
 
 import (
 	"context"
-	"database/sql"
-	"database/sql/driver"
 	"errors"
-	"io"
-	"net"
 	"strings"
-	"syscall"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/oncemill/oncemill/adapters/internal/pgwire"
 	"github.com/oncemill/oncemill/middleware/keystore"
 )
 
@@ -42,7 +38,7 @@ func (dialect) Classify(err error) keystore.Fault {
 		return classifyCode(said.Code)
 	case errors.Is(err, context.DeadlineExceeded):
 		return keystore.FaultOther
-	case broken(err):
+	case pgwire.Broken(err):
 		return keystore.FaultUnavailable
 	}
 	return keystore.FaultOther
@@ -59,15 +55,6 @@ func classifyCode(code string) keystore.Fault {
 		return keystore.FaultUnavailable
 	}
 	return keystore.FaultOther
-}
-
-// broken reports that the connection, not a statement, failed.
-func broken(err error) bool {
-	var network net.Error
-	return errors.Is(err, driver.ErrBadConn) || errors.Is(err, sql.ErrConnDone) || errors.Is(err, pgconn.ErrConnClosed) ||
-		errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) ||
-		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNREFUSED) ||
-		errors.As(err, &network) || pgconn.SafeToRetry(err)
 }
 
 func (dialect) Unique(err error) bool {
