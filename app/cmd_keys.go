@@ -41,10 +41,10 @@ func whoFlags(cmd *cobra.Command, by, why *string) {
 
 func (c *cli) keysList() *cobra.Command {
 	var f keystore.Filter
-	var state string
+	var state, twin string
 	cmd := &cobra.Command{
 		Use: "list", Short: "List keys, the latest first", Args: cobra.NoArgs,
-		Example: "  oncemill keys list --state in_doubt\n  oncemill keys list --scope oncemill/payments --prefix order-123",
+		Example: "  oncemill keys list --state in_doubt\n  oncemill keys list --scope oncemill/payments --prefix order-123\n  oncemill keys list --same-fingerprint order-123",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			f.State = keystore.State(state)
 			if !slices.Contains([]keystore.State{"", keystore.InProgress, keystore.Completed, keystore.Failed, keystore.InDoubt}, f.State) {
@@ -54,7 +54,7 @@ func (c *cli) keysList() *cobra.Command {
 				return withCode(ExitUsage, fmt.Errorf("--limit %d: must be 1 or more", f.Limit))
 			}
 			return c.withStore(cmd.Context(), func(ctx context.Context, a *App) error {
-				records, err := a.store.Keys().List(ctx, f)
+				records, err := a.listKeys(ctx, f, twin)
 				if err != nil {
 					return err
 				}
@@ -69,9 +69,43 @@ func (c *cli) keysList() *cobra.Command {
 	cmd.Flags().StringVar(&state, "state", "", "in_progress, completed, failed or in_doubt")
 	cmd.Flags().StringVar(&f.Prefix, "prefix", "", "only keys that begin so")
 	cmd.Flags().StringVar(&f.Fingerprint, "fingerprint", "", "only keys of this payload fingerprint")
-	cmd.Flags().IntVar(&f.Limit, "limit", 100, "at most so many")
+	cmd.Flags().StringVar(&twin, "same-fingerprint", "", "only keys of the same scope and payload fingerprint as this key, itself included: was one operation asked for under two keys?")
+	cmd.Flags().IntVar(&f.Limit, "limit", 100, "at most so many, of each scope with --same-fingerprint")
+	cmd.MarkFlagsMutuallyExclusive("fingerprint", "same-fingerprint")
 	complete(cmd, "state", string(keystore.InProgress), string(keystore.Completed), string(keystore.Failed), string(keystore.InDoubt))
 	return cmd
+}
+
+// listKeys lists keys; where twin is given, those that have its fingerprint in one of its scopes.
+func (a *App) listKeys(ctx context.Context, f keystore.Filter, twin string) ([]keystore.Record, error) {
+	if twin == "" {
+		return a.store.Keys().List(ctx, f)
+	}
+	known, err := a.store.Keys().Lookup(ctx, twin)
+	if err != nil {
+		return nil, err
+	}
+	if f.Scope != "" {
+		known = slices.DeleteFunc(known, func(r keystore.Record) bool { return r.Scope != f.Scope })
+	}
+	known = slices.DeleteFunc(known, func(r keystore.Record) bool { return r.State == keystore.Absent })
+	if len(known) == 0 {
+		return nil, withCode(ExitMissing, errors.New("no scope has this key: it was never seen, was rolled back, or its retention is over"))
+	}
+	known = slices.DeleteFunc(known, func(r keystore.Record) bool { return r.Fingerprint == "" })
+	if len(known) == 0 {
+		return nil, withCode(ExitMissing, errors.New("the key has no fingerprint: its binding takes none (fingerprint: off)"))
+	}
+	var all []keystore.Record
+	for _, r := range known {
+		f.Scope, f.Fingerprint = r.Scope, r.Fingerprint
+		same, err := a.store.Keys().List(ctx, f)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, same...)
+	}
+	return all, nil
 }
 
 // keyStory is everything that is known of a key in one scope.
