@@ -17,7 +17,7 @@ import (
 
 func (c *cli) keysCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "keys", Short: "Look at idempotency keys, decide those in doubt"}
-	cmd.AddCommand(c.keysList(), c.keysShow(), c.keysResolve(), c.keysForget(), c.keysEpoch())
+	cmd.AddCommand(c.keysList(), c.keysShow(), c.keysResolve(), c.keysResend(), c.keysForget(), c.keysEpoch())
 	return cmd
 }
 
@@ -259,6 +259,31 @@ func (c *cli) keysResolve() *cobra.Command {
 	whoFlags(cmd, &by, &why)
 	complete(cmd, "as", "done", "retry", "failed")
 	mustHave(cmd, "scope", "as")
+	return cmd
+}
+
+func (c *cli) keysResend() *cobra.Command {
+	var scope, by, why string
+	cmd := &cobra.Command{
+		Use: "resend KEY --scope SCOPE", Short: "Publish a completed key's messages again", Args: cobra.ExactArgs(1),
+		Long: `Publish again what the handling of a completed key published, such as its confirmation, under the same identities. The handler does not run. Consumers
+that keep their keys as long as this binding does remove the copy; it is for those that never saw the first. The binding must have had
+on_duplicate: resend when the key was completed: only then are its messages kept.`,
+		Example: "  oncemill keys resend pay-1 --scope oncemill/payments --why 'the shop lost its confirmation'",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return c.withStore(cmd.Context(), func(ctx context.Context, a *App) error {
+				n, err := a.store.Keys().Resend(ctx, keystore.ID{Scope: scope, Key: args[0]}, actor(by), why)
+				if err != nil {
+					return refusedOr(err)
+				}
+				fmt.Fprintf(c.out, "messages that go out again: %d\n", n)
+				return nil
+			})
+		},
+	}
+	cmd.Flags().StringVar(&scope, "scope", "", "the key's scope")
+	whoFlags(cmd, &by, &why)
+	mustHave(cmd, "scope")
 	return cmd
 }
 
