@@ -10,6 +10,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
 	awsconfig "github.com/aws/aws-sdk-go-v2/config"
+	"github.com/aws/smithy-go/logging"
 )
 
 // Settings are the ones of an adapter's own section.
@@ -38,6 +39,8 @@ func Load(ctx context.Context, s Settings) (aws.Config, *http.Transport, error) 
 	if loaded.Region == "" {
 		return aws.Config{}, nil, fmt.Errorf("no region is set: set %s.region, or AWS_REGION", s.Section)
 	}
+	// What the SDK would tell in its own log comes back as an error as well.
+	loaded.Logger = logging.Nop{}
 	// The SDK's own, with the certificates that its settings name.
 	sdk := awshttp.NewBuildableClient()
 	if configured, ok := loaded.HTTPClient.(*awshttp.BuildableClient); ok {

@@ -46,7 +46,7 @@ func (s *Store) acquire(ctx context.Context, a attempt) (keystore.Verdict, error
 		if err != nil {
 			return keystore.Verdict{}, err
 		}
-		term := termFrom(now, a.lease)
+		term := term{now, a.lease}
 		old, err := s.insert(ctx, a, now, term)
 		if err != nil {
 			return keystore.Verdict{}, err
@@ -129,7 +129,7 @@ func (s *Store) take(ctx context.Context, a attempt, old view) (keystore.Verdict
 		set += ", #owner = :owner, #token = :token, #takeovers = #takeovers + :one"
 		with[":owner"], with[":token"], with[":one"] = text(a.owner), text(a.token), number(1)
 	}
-	t := termFrom(now, a.lease)
+	t := term{now, a.lease}
 	with[":until"], with[":lease"] = t.until(), t.length()
 	with[":seen"] = old.values["lease_until"]
 	changed, err := s.update(ctx, a.ID, textOf(old.values, "token"), set, "#lease_until = :seen", with)
@@ -153,8 +153,9 @@ func (s *Store) granted(ctx context.Context, a attempt, t term, old view) (keyst
 	if v.Record.Takeovers > 0 {
 		v.Outcome = keystore.TakenOver
 	}
-	if t.short(s.clock) {
-		return v, s.Renew(ctx, a.ID, a.token, a.lease)
+	if !t.short(s.clock) {
+		return v, nil
 	}
-	return v, nil
+	_, err := s.renew(ctx, a.ID, a.token, a.lease)
+	return v, err
 }

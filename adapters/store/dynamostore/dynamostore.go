@@ -1,4 +1,34 @@
-// Package dynamostore keeps keys in Amazon DynamoDB.
+// Package dynamostore keeps keys in Amazon DynamoDB: leases of external handlers, and hints of completed keys. The effects, and the truth about
+// their keys, are in the database.
+//
+// # Guarantees
+//
+// A key is one item. Every step (acquire, renew, complete, release, note) is a conditional write of it, so it is atomic; every read is consistent. Who
+// loses a claim learns from the same answer who has the key. A key in progress has an owner, a fencing token and the end of its lease; a step of a
+// holder whose token is not the key's any more changes nothing. Nothing but a completion makes a key completed: a bare claim never counts as
+// done. A step whose answer was lost may be repeated: the same owner gets its own token again, a completion recognises its own.
+//
+// A key in progress has no time to live. A completed key has the binding's retention, in the attribute "expires_at", a number of seconds. The service
+// removes such items up to days later: from that second on the key counts as absent, in reads and in the condition of each claim.
+//
+// DynamoDB tells conditions no time. This process takes it from the Date of the service's answers, never from a clock that somebody
+// sets, and knows it to a second at first, closer with each answer. Where that leaves a doubt it goes to the holder: a lease ends by the latest time that it
+// may have been when it was asked for, and is over for others, a second later still, by the earliest time that it may be. So a lease is taken over up to
+// three seconds after its end, and never before. A lease of less than 100 ms is over at once: that is how one is given back.
+//
+// The table is checked before the first step: its key, and that its time to live is on, and on the right attribute. A wrong one fails the start and is never
+// written to. Config.Create makes a missing one.
+//
+// What DynamoDB loses, it loses without a word: a table that somebody deletes, or restores from a backup. A completed key that is lost costs a transaction. A
+// lease that is lost, while its call is under way, is no lease: another copy of the message may be called for at the same time, under the same downstream
+// key, and a process that died during its call leaves nobody who knows of it. The replicas of a global table take writes without asking each
+// other, and the last writer wins: there two regions can have the same lease, and a hint can be overwritten. Capabilities says so, and refuses external handlers
+// that rely on the lease, unless allow_loss is set. A global table of strong consistency has no such weakness.
+//
+// A crash of this process at any step leaves a lease that ends by itself, or a completed key.
+//
+// The process may call DescribeTable, DescribeTimeToLive, GetItem, PutItem, UpdateItem and DeleteItem, and with Config.Create CreateTable and
+// UpdateTimeToLive.
 package dynamostore
 
 import (

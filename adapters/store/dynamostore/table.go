@@ -23,7 +23,9 @@ func (e *TableError) Error() string { return fmt.Sprintf("table %s: %s", e.Table
 const (
 	// settleWithin bounds the wait for a table that was made, or is being changed by somebody else.
 	settleWithin = time.Minute
-	lookEvery    = 200 * time.Millisecond
+	// madeWithin is how long after a table its time to live is set by whoever made it.
+	madeWithin = 5 * time.Second
+	lookEvery  = 200 * time.Millisecond
 )
 
 // prepare makes sure, once, that the table is as it must be.
@@ -145,21 +147,38 @@ func (s *Store) checkKey(table *types.TableDescription) error {
 	return s.wrong("it must have the binary partition key %q and no sort key: name another table by databases.%s.table", keyAttribute, Name)
 }
 
-// checkTTL refuses a table that would keep expired keys for ever, or would lose keys in progress.
+// checkTTL refuses a table that would keep expired keys for ever, or would lose keys in progress. Where tables are made, another process may just have
+// made this one, and sets its time to live next.
 func (s *Store) checkTTL(ctx context.Context) error {
+	began := time.Now()
+	for {
+		ttl, err := s.timeToLive(ctx)
+		if err != nil || ttl == ttlAttribute {
+			return err
+		}
+		if ttl != "" {
+			return s.wrong("its time to live is on the attribute %q and must be on %q: set it there", ttl, ttlAttribute)
+		}
+		if !s.cfg.Create || time.Since(began) > madeWithin {
+			return s.wrong("its time to live is off, so completed keys would stay for ever: set it on the attribute %q", ttlAttribute)
+		}
+		if err := pause(ctx); err != nil {
+			return fmt.Errorf("wait for the time to live of table %s: %w", s.cfg.Table, err)
+		}
+	}
+}
+
+// timeToLive returns the attribute that the time to live is on; "" where it is off.
+func (s *Store) timeToLive(ctx context.Context) (string, error) {
 	out, err := s.client.DescribeTimeToLive(ctx, &dynamodb.DescribeTimeToLiveInput{TableName: &s.cfg.Table})
 	if err != nil {
-		return fmt.Errorf("look at the time to live of table %s: %w", s.cfg.Table, err)
+		return "", fmt.Errorf("look at the time to live of table %s: %w", s.cfg.Table, err)
 	}
 	ttl := out.TimeToLiveDescription
-	on := ttl != nil && (ttl.TimeToLiveStatus == types.TimeToLiveStatusEnabled || ttl.TimeToLiveStatus == types.TimeToLiveStatusEnabling)
-	switch {
-	case !on:
-		return s.wrong("its time to live is off, so completed keys would stay for ever: set it on the attribute %q", ttlAttribute)
-	case ttl.AttributeName == nil || *ttl.AttributeName != ttlAttribute:
-		return s.wrong("its time to live is on the attribute %q and must be on %q: set it there", *ttl.AttributeName, ttlAttribute)
+	if ttl == nil || ttl.AttributeName == nil || ttl.TimeToLiveStatus != types.TimeToLiveStatusEnabled && ttl.TimeToLiveStatus != types.TimeToLiveStatusEnabling {
+		return "", nil
 	}
-	return nil
+	return *ttl.AttributeName, nil
 }
 
 // learn takes from the table what it promises.

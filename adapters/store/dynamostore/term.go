@@ -49,8 +49,6 @@ type term struct {
 	lease time.Duration
 }
 
-func termFrom(now instant, lease time.Duration) term { return term{now, lease} }
-
 func (t term) until() types.AttributeValue {
 	if t.lease < givenBack {
 		return number(0)
@@ -60,11 +58,14 @@ func (t term) until() types.AttributeValue {
 
 func (t term) length() types.AttributeValue { return number(t.lease.Milliseconds()) }
 
-// short reports that the answer showed a later time than was believed: this machine was suspended before, and the lease would
-// end too early.
+// short reports that the lease ends too early: the answer showed a later time than was believed, because this machine was suspended, or it
+// came late, to a request that was sent again.
 func (t term) short(c *clock) bool {
+	if t.lease < givenBack {
+		return false
+	}
 	earliest, _, _ := c.between(t.from.local)
-	return t.lease >= givenBack && earliest.After(t.from.latest.Add(skew/2))
+	return earliest.After(t.from.latest.Add(skew/2)) || time.Since(t.from.local) > t.lease/4
 }
 
 // update changes the key in progress that has the token, if also holds. What it found instead is returned.
@@ -84,22 +85,25 @@ func (s *Store) update(ctx context.Context, id keystore.ID, token, set, also str
 
 // Renew implements keystore.Leasing.
 func (s *Store) Renew(ctx context.Context, id keystore.ID, token string, lease time.Duration) error {
-	for range maxRounds {
-		now, err := s.now(ctx)
-		if err != nil {
-			return fmt.Errorf("renew a lease: %w", err)
-		}
-		t := termFrom(now, lease)
-		found, err := s.update(ctx, id, token, "SET #lease_until = :until, #lease = :lease", "", values{":until": t.until(), ":lease": t.length()})
-		if err == nil && found != nil {
-			err = keystore.ErrLeaseLost
-		}
-		if err != nil {
-			return fmt.Errorf("renew a lease: %w", err)
-		}
-		if !t.short(s.clock) {
-			return nil
-		}
+	again, err := s.renew(ctx, id, token, lease)
+	if err == nil && again {
+		_, err = s.renew(ctx, id, token, lease)
 	}
-	return fmt.Errorf("renew a lease: %w", errChanges)
+	if err != nil {
+		return fmt.Errorf("renew a lease: %w", err)
+	}
+	return nil
+}
+
+func (s *Store) renew(ctx context.Context, id keystore.ID, token string, lease time.Duration) (short bool, err error) {
+	now, err := s.now(ctx)
+	if err != nil {
+		return false, err
+	}
+	t := term{now, lease}
+	found, err := s.update(ctx, id, token, "SET #lease_until = :until, #lease = :lease", "", values{":until": t.until(), ":lease": t.length()})
+	if err == nil && found != nil {
+		err = keystore.ErrLeaseLost
+	}
+	return t.short(s.clock), err
 }
