@@ -21,7 +21,7 @@ func (c *cli) configCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				if err := errors.Join(a.checkBroker(), a.checkStore(), a.Close()); err != nil {
+				if err := errors.Join(a.checkBroker(), a.checkStore(), a.checkKeys(), a.Close()); err != nil {
 					return err
 				}
 				_, err = fmt.Fprintln(c.out, "the configuration is good")

@@ -233,14 +233,20 @@ func (p *page) inBrokers(brokers []configured) {
 // elsewhere says what keys mean that are kept besides the database.
 func (p *page) elsewhere(t *testing.T) {
 	p.say("## Keys elsewhere\n")
-	p.say("With `keys: redis`, for all bindings or for one, the database stays the truth: every effect's transaction inserts its key there. These are the values of a")
-	p.say("server with an append-only file, `appendfsync everysec` and `maxmemory-policy noeviction`.\n")
+	p.say("With `keys: redis` or `keys: dynamodb`, for all bindings or for one, the database stays the truth: every effect's transaction inserts its key there. These are")
+	p.say("the values of a Redis server with an append-only file, `appendfsync everysec` and `maxmemory-policy noeviction`, and of a table of DynamoDB in one region.\n")
 	p.head("keys", "handler", "because", "unless")
+	_, dynamodb := withDynamoDB(t, Set{}, testenv.Name(t, "keys"))
+	settings := map[string][]string{
+		"redis":    {"DATABASES__REDIS__URL=" + testenv.Redis(t)},
+		"dynamodb": append(dynamodb, "DATABASES__DYNAMODB__CREATE=true"),
+	}
 	for _, f := range Builtin().Keys {
-		require.Equal(t, "redis", f.Name, "a store of keys is new: say here how to open it")
-		newConsole(t, Builtin(), "KEYS=redis", "DATABASES__REDIS__URL="+testenv.Redis(t)).inside(func(ctx context.Context, a *App) {
+		env, known := settings[f.Name]
+		require.True(t, known, "keys %s is new: say here how to open it", f.Name)
+		newConsole(t, Builtin(), append(env, "KEYS="+f.Name)...).inside(func(ctx context.Context, a *App) {
 			require.NoError(t, a.openKeys(ctx))
-			g := ground{database: "the database", far: map[string]keystore.Capabilities{"redis": a.far["redis"].Capabilities()}}
+			g := ground{database: "the database", far: map[string]keystore.Capabilities{f.Name: a.far[f.Name].Capabilities()}}
 			for _, external := range []*idempotency.External{nil, {Unknown: idempotency.UnknownPark}} {
 				one, kind := Promise{}, "transactional"
 				if external != nil {
@@ -252,8 +258,9 @@ func (p *page) elsewhere(t *testing.T) {
 			}
 		})
 	}
-	p.say("\nA server that evicts keys in progress (`maxmemory-policy allkeys-*`) or has no append-only file is refused for external handlers whose")
-	p.say("`unknown_outcome` is `park` or `probe`, unless `databases.redis.allow_loss` is set: there a call that is under way could be made twice. What a lost")
+	p.say("\nA Redis server that evicts keys in progress (`maxmemory-policy allkeys-*`) or has no append-only file is refused for external handlers whose `unknown_outcome`")
+	p.say("is `park` or `probe`, and so is a global table of DynamoDB with replicas in several regions, of which the last writer wins; unless `databases.redis.allow_loss`, or")
+	p.say("`databases.dynamodb.allow_loss`, is set: there a call that is under way could be made twice. What a lost")
 	p.say("lease means: a call under way is cut off at its next renewal, and counts as one of unknown outcome; a copy that comes before that is called for, too;")
 	p.say("a process that died during its call leaves nobody who knows of it. All calls of a key have one downstream key, and its rows commit once.\n")
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/oncemill/oncemill/adapters/broker/sqlbroker"
 	"github.com/oncemill/oncemill/adapters/broker/sqsbroker"
 	"github.com/oncemill/oncemill/adapters/store"
+	"github.com/oncemill/oncemill/adapters/store/dynamostore"
 	"github.com/oncemill/oncemill/adapters/store/mysqlstore"
 	"github.com/oncemill/oncemill/adapters/store/pgstore"
 	"github.com/oncemill/oncemill/adapters/store/redisstore"
@@ -41,6 +42,7 @@ func Set() app.Set {
 		},
 		Keys: []store.KeysFactory{
 			redisstore.Factory(),
+			dynamostore.Factory(),
 		},
 		Plugins: []handlers.Plugin{
 			payments.Plugin(),

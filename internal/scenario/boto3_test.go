@@ -49,10 +49,11 @@ func (s *system) foreignSQS(topic string, headers map[string]string, body string
 // TestF070DeduplicationIDIsTheKey has a producer that knows nothing of Oncemill and relies on the deduplication id: each payment is sent twice at once,
 // and once more when the first copies are done and moto, like SQS after its five minutes, has forgotten the id. Each is made once.
 func TestF070DeduplicationIDIsTheKey(t *testing.T) {
-	for _, database := range []string{"sqlite", "postgres"} {
-		t.Run(database, func(t *testing.T) {
+	for _, kept := range []struct{ database, keys string }{{"sqlite", "database"}, {"postgres", "database"}, {"sqlite", "dynamodb"}, {"postgres", "dynamodb"}} {
+		t.Run(kept.database+"/"+kept.keys, func(t *testing.T) {
 			const payments = 40
-			s := newSystem(t, "sqs", database)
+			s := newSystem(t, "sqs", kept.database)
+			s.keepKeys(kept.keys)
 			for _, binding := range []string{"payments", "payments-accounts"} {
 				s.set("bindings/"+binding+"/key", "sqs-deduplication-id")
 			}
@@ -97,6 +98,7 @@ func TestF070DeduplicationIDIsTheKey(t *testing.T) {
 			}
 			require.EqualValues(t, payments, number(t, db, `SELECT count(*) FROM processed_events WHERE idempotency_key LIKE 'order-%' AND scope LIKE '%/payments'`))
 			r.stop()
+			s.checkKeys(payments / 2)
 		})
 	}
 }

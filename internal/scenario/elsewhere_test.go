@@ -1,12 +1,47 @@
 package scenario
 
 import (
+	"github.com/aws/aws-sdk-go-v2/aws"
+	awsconfig "github.com/aws/aws-sdk-go-v2/config"
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
+
+	"github.com/oncemill/oncemill/internal/testenv"
 )
 
-// checkRedis looks at the keys that the main road left in Redis: hints for payments, counters and journal, and the leases of the letters.
-func (s *system) checkRedis() {
+// keepKeys says where the keys are kept.
+func (s *system) keepKeys(place string) {
+	s.set("keys", place)
+	switch place {
+	case "redis":
+		s.set("databases/redis", node{"url": testenv.Redis(s.t), "prefix": s.service + ":"})
+	case "dynamodb":
+		s.set("databases/dynamodb", node{"endpoint": testenv.DynamoDB(s.t).Endpoint, "region": "eu-central-1", "table": s.service + "-keys", "create": true})
+	}
+}
+
+// checkKeys looks at what is left where the keys are kept besides the database: hints of what was handled there, and leases of letters.
+func (s *system) checkKeys(least int) {
+	s.t.Helper()
+	var states map[string]int
+	switch s.settings["keys"] {
+	case "redis":
+		states = s.keysInRedis()
+	case "dynamodb":
+		states = s.keysInDynamoDB()
+	default:
+		return
+	}
+	s.t.Logf("keys elsewhere: %v", states)
+	// A killed process leaves its leases behind, also of letters that the database has recorded: as many as run at once.
+	const killed, concurrency = 3, 16
+	require.LessOrEqual(s.t, states["in_progress"], killed*concurrency)
+	require.Greater(s.t, states["completed"], least)
+}
+
+func (s *system) keysInRedis() map[string]int {
 	t := s.t
 	t.Helper()
 	settings := s.settings["databases"].(node)["redis"].(node)
@@ -22,9 +57,26 @@ func (s *system) checkRedis() {
 		require.NoError(t, err)
 		states[state]++
 	}
-	t.Logf("keys in Redis: %v", states)
-	// A killed process leaves its leases behind, also of letters that the database has recorded: as many as run at once.
-	const killed, concurrency = 3, 16
-	require.LessOrEqual(t, states["in_progress"], killed*concurrency)
-	require.Greater(t, states["completed"], 1000)
+	return states
+}
+
+func (s *system) keysInDynamoDB() map[string]int {
+	t := s.t
+	t.Helper()
+	settings := s.settings["databases"].(node)["dynamodb"].(node)
+	loaded, err := awsconfig.LoadDefaultConfig(t.Context(), awsconfig.WithRegion(settings["region"].(string)))
+	require.NoError(t, err)
+	client := dynamodb.NewFromConfig(loaded, func(o *dynamodb.Options) { o.BaseEndpoint = aws.String(settings["endpoint"].(string)) })
+	states := map[string]int{}
+	pages := dynamodb.NewScanPaginator(client, &dynamodb.ScanInput{TableName: aws.String(settings["table"].(string))})
+	for pages.HasMorePages() {
+		page, err := pages.NextPage(t.Context())
+		require.NoError(t, err)
+		for _, item := range page.Items {
+			state, ok := item["state"].(*types.AttributeValueMemberS)
+			require.True(t, ok)
+			states[state.Value]++
+		}
+	}
+	return states
 }

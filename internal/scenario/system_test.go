@@ -114,12 +114,12 @@ func choices() []choice {
 				all = append(all, choice{b.name, d.name, "database"})
 			}
 			if *every {
-				all = append(all, choice{b.name, d.name, "redis"})
+				all = append(all, choice{b.name, d.name, "redis"}, choice{b.name, d.name, "dynamodb"})
 			}
 		}
 	}
 	if !*every {
-		all = append(all, choice{"embedded", "sqlite", "redis"}, choice{"rabbitmq-quorum", "postgres", "redis"})
+		all = append(all, choice{"embedded", "sqlite", "redis"}, choice{"rabbitmq-quorum", "postgres", "redis"}, choice{"sqs", "sqlite", "dynamodb"})
 	}
 	return all
 }
@@ -134,10 +134,7 @@ func onEverySystem(t *testing.T, test func(t *testing.T, s *system)) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newSystem(t, c.broker, c.database)
-			if c.keys == "redis" {
-				s.set("keys", "redis")
-				s.set("databases/redis", node{"url": testenv.Redis(t), "prefix": s.service + ":"})
-			}
+			s.keepKeys(c.keys)
 			test(t, s)
 		})
 	}

@@ -9,11 +9,10 @@ import (
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
-	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
-	awsconfig "github.com/aws/aws-sdk-go-v2/config"
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
 
 	"github.com/oncemill/oncemill/adapters/broker"
+	"github.com/oncemill/oncemill/adapters/internal/awsconf"
 	"github.com/oncemill/oncemill/middleware/envelope"
 )
 
@@ -108,27 +107,11 @@ func Open(ctx context.Context, cfg Config, opts broker.Options) (broker.Broker, 
 }
 
 func (b *sqsBroker) connect(ctx context.Context) error {
-	var options []func(*awsconfig.LoadOptions) error
-	if b.cfg.Region != "" {
-		options = append(options, awsconfig.WithRegion(b.cfg.Region))
-	}
-	if b.cfg.Profile != "" {
-		options = append(options, awsconfig.WithSharedConfigProfile(b.cfg.Profile))
-	}
-	settings, err := awsconfig.LoadDefaultConfig(ctx, options...)
+	settings, transport, err := awsconf.Load(ctx, awsconf.Settings{Region: b.cfg.Region, Profile: b.cfg.Profile, Section: "brokers." + Name, Connections: connections})
 	if err != nil {
-		return fmt.Errorf("load the SDK's settings: %w", err)
+		return err
 	}
-	if settings.Region == "" {
-		return fmt.Errorf("no region is set: set brokers.%s.region, or AWS_REGION", Name)
-	}
-	// The SDK's transport, with the certificates that its settings name, but one whose connections can be closed.
-	sdk := awshttp.NewBuildableClient()
-	if configured, ok := settings.HTTPClient.(*awshttp.BuildableClient); ok {
-		sdk = configured
-	}
-	b.transport = sdk.GetTransport()
-	b.transport.MaxIdleConns, b.transport.MaxIdleConnsPerHost = connections, connections
+	b.transport = transport
 	b.client = sqs.NewFromConfig(settings, func(o *sqs.Options) {
 		o.HTTPClient = &http.Client{Transport: b.transport}
 		if b.cfg.Endpoint != "" {

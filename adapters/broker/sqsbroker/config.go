@@ -3,10 +3,11 @@ package sqsbroker
 import (
 	"errors"
 	"fmt"
-	"net/url"
 	"regexp"
 	"strings"
 	"time"
+
+	"github.com/oncemill/oncemill/adapters/internal/awsconf"
 )
 
 // Name is the broker's name, in Factory and in envelope.Delivery.
@@ -88,7 +89,7 @@ func (c Config) Validate() error {
 			errs = append(errs, fmt.Errorf(format, args...))
 		}
 	}
-	refuse(!validURL(c.Endpoint, true), "endpoint: write a URL such as https://sqs.eu-central-1.amazonaws.com, without user and password")
+	refuse(c.Endpoint != "" && !awsconf.ValidURL(c.Endpoint), "endpoint: write a URL such as https://sqs.eu-central-1.amazonaws.com, without user and password")
 	refuse(!prefixes.MatchString(c.Prefix), "prefix %q: at most 14 letters, digits, '_' and '-'", c.Prefix)
 	refuse(c.Topology != Declare && c.Topology != Verify && c.Topology != Off, "topology %q: use declare, verify or off", c.Topology)
 	refuse(c.Visibility < minVisibility || c.Visibility > maxVisibility || !whole(c.Visibility), "visibility %s: whole seconds, 2s to 12h", c.Visibility)
@@ -112,17 +113,9 @@ func whole(d time.Duration) bool { return d%time.Second == 0 }
 
 func validQueue(queue string) bool {
 	if isURL(queue) {
-		return validURL(queue, false) && strings.HasSuffix(queue, ".fifo")
+		return awsconf.ValidURL(queue) && strings.HasSuffix(queue, ".fifo")
 	}
 	return queueNames.MatchString(queue)
 }
 
 func isURL(queue string) bool { return strings.Contains(queue, "://") }
-
-func validURL(text string, optional bool) bool {
-	if text == "" {
-		return optional
-	}
-	u, err := url.Parse(text)
-	return err == nil && u.User == nil && u.Host != "" && (u.Scheme == "http" || u.Scheme == "https")
-}

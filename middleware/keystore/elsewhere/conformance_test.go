@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/oncemill/oncemill/adapters/store"
+	"github.com/oncemill/oncemill/adapters/store/dynamostore"
 	"github.com/oncemill/oncemill/adapters/store/pgstore"
 	"github.com/oncemill/oncemill/adapters/store/redisstore"
 	"github.com/oncemill/oncemill/adapters/store/sqlitestore"
@@ -20,33 +21,45 @@ import (
 
 var quiet = store.Options{Logger: slog.New(slog.DiscardHandler)}
 
-// openRedis opens the keys below prefix, on connections of its own.
-func openRedis(t *testing.T, url, prefix string) *redisstore.Store {
+// inRedis returns what opens keys of the test's own, each time on connections of its own.
+func inRedis(t *testing.T) func(t *testing.T) keystore.Elsewhere {
 	t.Helper()
-	far, err := redisstore.Open(t.Context(), redisstore.Config{URL: url, Prefix: prefix}, quiet)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, far.Close()) })
-	return far
+	c := redisstore.Config{URL: testenv.Redis(t), Prefix: testenv.Name(t, "joined") + ":"}
+	return func(t *testing.T) keystore.Elsewhere {
+		far, err := redisstore.Open(t.Context(), c, quiet)
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, far.Close()) })
+		return far
+	}
 }
 
-// joined is a database whose leases are in Redis.
-func joined(t *testing.T, db store.Store, far keystore.Elsewhere) *elsewhere.Store {
+// inDynamoDB does the same there.
+func inDynamoDB(t *testing.T) func(t *testing.T) keystore.Elsewhere {
 	t.Helper()
+	c := dynamostore.Config{Endpoint: testenv.DynamoDB(t).Endpoint, Region: "eu-central-1", Table: testenv.Name(t, "joined"), Create: true}
+	return func(t *testing.T) keystore.Elsewhere {
+		far, err := dynamostore.Open(t.Context(), c, quiet)
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, far.Close()) })
+		return far
+	}
+}
+
+// joined is a database whose leases are elsewhere.
+func joined(db store.Store, far keystore.Elsewhere) *elsewhere.Store {
 	hints := elsewhere.NewHints(db.Keys(), far, quiet.Logger)
 	return elsewhere.New(db.Keys(), far, hints, elsewhere.Options{Lease: 10 * time.Minute, Logger: quiet.Logger})
 }
 
-func conformance(t *testing.T, open func(t *testing.T) func(t *testing.T) store.Store) {
+func conformance(t *testing.T, open func(t *testing.T) func(t *testing.T) store.Store, keys func(t *testing.T) func(t *testing.T) keystore.Elsewhere) {
 	t.Helper()
-	url := testenv.Redis(t)
 	keystoretest.RunLeases(t, func(t *testing.T) keystoretest.Harness {
-		prefix := testenv.Name(t, "joined") + ":"
-		reopen := open(t)
+		openKeys, reopen := keys(t), open(t)
 		handle := func(t *testing.T) (keystoretest.Handle, store.Store) {
 			db := reopen(t)
 			t.Cleanup(func() { _ = db.Close() })
 			require.NoError(t, db.Migrate(t.Context(), nil))
-			return keystoretest.Handle{Store: joined(t, db, openRedis(t, url, prefix)), Parking: db.Parking(), Outbox: db.Outbox()}, db
+			return keystoretest.Handle{Store: joined(db, openKeys(t)), Parking: db.Parking(), Outbox: db.Outbox()}, db
 		}
 		first, db := handle(t)
 		return keystoretest.Harness{
@@ -59,29 +72,39 @@ func conformance(t *testing.T, open func(t *testing.T) func(t *testing.T) store.
 	})
 }
 
+func openSQLite(t *testing.T) func(t *testing.T) store.Store {
+	path := filepath.Join(t.TempDir(), "test.db")
+	return func(t *testing.T) store.Store {
+		s, err := sqlitestore.Open(t.Context(), sqlitestore.Config{Path: path}, quiet)
+		require.NoError(t, err)
+		return s
+	}
+}
+
+func openPostgres(t *testing.T) func(t *testing.T) store.Store {
+	db := testenv.Postgres(t)
+	return func(t *testing.T) store.Store {
+		s, err := pgstore.Open(t.Context(), pgstore.Config{DSN: db.DSN, Schema: db.Schema}, quiet)
+		require.NoError(t, err)
+		return s
+	}
+}
+
 // A database whose leases are elsewhere is a store like any other, for all that claims and leases promise.
 func TestConformance(t *testing.T) {
 	t.Parallel()
-	t.Run("SQLite", func(t *testing.T) {
-		t.Parallel()
-		conformance(t, func(t *testing.T) func(t *testing.T) store.Store {
-			path := filepath.Join(t.TempDir(), "test.db")
-			return func(t *testing.T) store.Store {
-				s, err := sqlitestore.Open(t.Context(), sqlitestore.Config{Path: path}, quiet)
-				require.NoError(t, err)
-				return s
-			}
-		})
-	})
-	t.Run("PostgreSQL", func(t *testing.T) {
-		t.Parallel()
-		conformance(t, func(t *testing.T) func(t *testing.T) store.Store {
-			db := testenv.Postgres(t)
-			return func(t *testing.T) store.Store {
-				s, err := pgstore.Open(t.Context(), pgstore.Config{DSN: db.DSN, Schema: db.Schema}, quiet)
-				require.NoError(t, err)
-				return s
-			}
-		})
-	})
+	for _, d := range []struct {
+		name string
+		open func(t *testing.T) func(t *testing.T) store.Store
+	}{{"SQLite", openSQLite}, {"PostgreSQL", openPostgres}} {
+		for _, k := range []struct {
+			name string
+			open func(t *testing.T) func(t *testing.T) keystore.Elsewhere
+		}{{"Redis", inRedis}, {"DynamoDB", inDynamoDB}} {
+			t.Run(d.name+"/"+k.name, func(t *testing.T) {
+				t.Parallel()
+				conformance(t, d.open, k.open)
+			})
+		}
+	}
 }
