@@ -19,9 +19,12 @@ import (
 type Reader interface {
 	// Get returns one item, or nil where there is none.
 	Get(ctx context.Context, table string, key Item) (Item, error)
-	// GetAll returns the items of up to 100 keys of one table, in the order of the keys, nil for each that is not there. No key may come twice.
+	// GetAll returns the items of keys of one table, in the order of the keys, nil for each that is not there. No key may come twice.
 	GetAll(ctx context.Context, table string, keys ...Item) ([]Item, error)
 }
+
+// maxBatch is how many keys the service takes at once.
+const maxBatch = 100
 
 type reader struct{ client *dynamodb.Client }
 
@@ -44,11 +47,9 @@ func (r reader) GetAll(ctx context.Context, table string, keys ...Item) ([]Item,
 	for _, key := range keys {
 		missing = append(missing, key)
 	}
-	for round := 0; len(missing) > 0; round++ {
-		if round > 0 && (round == attempts || !pause(ctx, round)) {
-			return nil, errors.Join(fmt.Errorf("read from table %s: the service left out keys of a batch again and again", table), ctx.Err())
-		}
-		out, err := r.batch(ctx, table, missing)
+	for idle := 0; len(missing) > 0; {
+		asked := missing[:min(maxBatch, len(missing))]
+		out, err := r.batch(ctx, table, asked)
 		if err != nil {
 			return nil, fmt.Errorf("read from table %s: %w", table, err)
 		}
@@ -57,7 +58,13 @@ func (r reader) GetAll(ctx context.Context, table string, keys ...Item) ([]Item,
 				found[n] = item
 			}
 		}
-		missing = out.UnprocessedKeys[table].Keys
+		left := out.UnprocessedKeys[table].Keys
+		if len(left) < len(asked) {
+			idle = 0
+		} else if idle++; idle == attempts || !pause(ctx, idle) {
+			return nil, errors.Join(fmt.Errorf("read from table %s: the service left out all keys, again and again", table), ctx.Err())
+		}
+		missing = append(slices.Clone(left), missing[len(asked):]...)
 	}
 	return found, nil
 }

@@ -17,6 +17,17 @@ type AWS struct {
 // process gets some. Queues are shared with other tests: name them by [Name].
 func SQS(t testing.TB) AWS {
 	t.Helper()
+	return moto(t)
+}
+
+// DynamoDB returns the server that stands in for Amazon DynamoDB; it is [SQS]'s. Tables are shared with other tests: name them by [Name].
+func DynamoDB(t testing.TB) AWS {
+	t.Helper()
+	return moto(t)
+}
+
+func moto(t testing.TB) AWS {
+	t.Helper()
 	values := lookup(t, "moto")
 	for name, value := range map[string]string{"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"} {
 		if os.Getenv(name) != "" {

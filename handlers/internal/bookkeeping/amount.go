@@ -61,7 +61,7 @@ func (a Amount) minor(field string, digits int) (int64, error) {
 	}
 	units, err := strconv.ParseInt(whole+fraction+strings.Repeat("0", digits-len(fraction)), 10, 64)
 	if err != nil {
-		return refuse("is more than " + string(AmountOf(math.MaxInt64, digits)))
+		return refuse("is more than " + string(amountOf(math.MaxInt64, digits)))
 	}
 	return units, nil
 }
@@ -84,8 +84,8 @@ func decimal(text string) bool {
 	return strings.Trim(whole, "0123456789") == "" && strings.Trim(fraction, "0123456789") == ""
 }
 
-// AmountOf writes minor units, zero or more, as a decimal with all fraction digits.
-func AmountOf(units int64, digits int) Amount {
+// amountOf writes minor units, zero or more, as a decimal with all fraction digits.
+func amountOf(units int64, digits int) Amount {
 	text := strconv.FormatInt(units, 10)
 	if digits == 0 {
 		return Amount(text)

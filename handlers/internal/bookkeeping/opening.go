@@ -56,5 +56,5 @@ func CheckOpening(msg Opened, equityPrefix string) (o Opening, err error) {
 
 // Account is the result of the message.
 func (o Opening) Account() Account {
-	return Account{o.ID, o.Currency, AmountOf(o.Units, o.digits), o.Kind}
+	return Account{o.ID, o.Currency, amountOf(o.Units, o.digits), o.Kind}
 }

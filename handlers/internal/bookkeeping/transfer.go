@@ -35,7 +35,7 @@ func CheckTransfer(msg Requested) (t Transfer, err error) {
 
 // Outcome is what the transfer's confirmation says.
 func (t Transfer) Outcome(reason string) Outcome {
-	o := Outcome{t.PaymentID, Completed, t.From, t.To, AmountOf(t.Units, t.digits), t.Currency, reason}
+	o := Outcome{t.PaymentID, Completed, t.From, t.To, amountOf(t.Units, t.digits), t.Currency, reason}
 	if reason != "" {
 		o.Status = Declined
 	}
