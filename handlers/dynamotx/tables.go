@@ -63,10 +63,40 @@ func (d *DB) proveOne(ctx context.Context, table Table) error {
 	if !table.fits(out.Table) {
 		return fmt.Errorf("has another key: it has to have %s; set another prefix", table)
 	}
-	if out.Table.TableStatus != types.TableStatusCreating {
+	if out.Table.TableStatus == types.TableStatusCreating {
+		if err := d.settled(ctx, name); err != nil {
+			return err
+		}
+	}
+	return d.forgets(ctx, name, table)
+}
+
+// forgets checks that the service removes what has expired, or sees to it. One that removed by another attribute would remove what still counts.
+func (d *DB) forgets(ctx context.Context, name *string, table Table) error {
+	if table.TTL == "" {
 		return nil
 	}
-	return d.settled(ctx, name)
+	out, err := d.client.DescribeTimeToLive(ctx, &dynamodb.DescribeTimeToLiveInput{TableName: name})
+	if err != nil {
+		return fmt.Errorf("time to live cannot be looked at: %w", err)
+	}
+	found := out.TimeToLiveDescription
+	on := found.TimeToLiveStatus == types.TimeToLiveStatusEnabled || found.TimeToLiveStatus == types.TimeToLiveStatusEnabling
+	switch {
+	case on && text(found.AttributeName) != table.TTL:
+		return fmt.Errorf("time to live is on the attribute %q: it has to be on %q", text(found.AttributeName), table.TTL)
+	case on:
+		return nil
+	case !d.cfg.Create:
+		return fmt.Errorf("time to live is off: set it to the attribute %q", table.TTL)
+	}
+	_, err = d.client.UpdateTimeToLive(ctx, &dynamodb.UpdateTimeToLiveInput{TableName: name, TimeToLiveSpecification: &types.TimeToLiveSpecification{
+		AttributeName: aws.String(table.TTL), Enabled: aws.Bool(true),
+	}})
+	if err != nil && !strings.Contains(err.Error(), "already enabled") { // by another replica
+		return fmt.Errorf("time to live cannot be set: %w", err)
+	}
+	return nil
 }
 
 func (t Table) fits(found *types.TableDescription) bool {
@@ -102,16 +132,10 @@ func (d *DB) create(ctx context.Context, name *string, table Table) error {
 	if _, err := d.client.CreateTable(ctx, input); err != nil && !errors.As(err, &there) {
 		return fmt.Errorf("cannot be made: %w", err)
 	}
-	if err := d.settled(ctx, name); err != nil || table.TTL == "" {
+	if err := d.settled(ctx, name); err != nil {
 		return err
 	}
-	_, err := d.client.UpdateTimeToLive(ctx, &dynamodb.UpdateTimeToLiveInput{TableName: name, TimeToLiveSpecification: &types.TimeToLiveSpecification{
-		AttributeName: aws.String(table.TTL), Enabled: aws.Bool(true),
-	}})
-	if err != nil && !strings.Contains(err.Error(), "already enabled") {
-		return fmt.Errorf("time to live cannot be set: %w", err)
-	}
-	return nil
+	return d.forgets(ctx, name, table)
 }
 
 func (d *DB) settled(ctx context.Context, name *string) error {
