@@ -23,10 +23,11 @@ const (
 )
 
 const (
-	// inlined is how many bytes of messages stand in the key's own item, beside a result.
-	inlined = maxItem - maxResult - 4<<10
+	// inlined is how many bytes of messages stand in the key's own item, beside a result of any size. Emulators count the bytes as
+	// base64, which takes a third more.
+	inlined = 240 << 10
 	// partSize is how many bytes an item for messages has.
-	partSize = maxItem - 4<<10
+	partSize = 256 << 10
 	// slack is for clocks that differ: no key ends before its retention by any of them.
 	slack = time.Hour
 )

@@ -3,10 +3,13 @@ package dynamotest
 
 import (
 	"fmt"
+	"hash/crc32"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -70,9 +73,7 @@ func (s *Server) pass(proxy http.Handler, w http.ResponseWriter, r *http.Request
 		before(n)
 	}
 	if code := s.take(op); code != "" {
-		w.Header().Set("Content-Type", "application/x-amz-json-1.0")
-		w.WriteHeader(http.StatusBadRequest)
-		fmt.Fprintf(w, `{"__type":"com.amazonaws.dynamodb.v20120810#%s","message":"by the test"}`, code)
+		refuse(w, code)
 		return
 	}
 	if !s.loses(op) {
@@ -81,6 +82,15 @@ func (s *Server) pass(proxy http.Handler, w http.ResponseWriter, r *http.Request
 	}
 	proxy.ServeHTTP(httptest.NewRecorder(), r)
 	panic(http.ErrAbortHandler) // closes the connection without an answer
+}
+
+// refuse answers as the service does.
+func refuse(w http.ResponseWriter, code string) {
+	body := fmt.Sprintf(`{"__type":"com.amazonaws.dynamodb.v20120810#%s","message":"by the test"}`, code)
+	w.Header().Set("Content-Type", "application/x-amz-json-1.0")
+	w.Header().Set("X-Amz-Crc32", strconv.FormatUint(uint64(crc32.ChecksumIEEE([]byte(body))), 10))
+	w.WriteHeader(http.StatusBadRequest)
+	_, _ = io.WriteString(w, body)
 }
 
 func (s *Server) take(op string) (code string) {
