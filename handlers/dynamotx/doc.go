@@ -28,9 +28,9 @@
 //
 // The keys table remembers a key for [Config.Retention], by the clocks of the replicas, whose difference may be an hour. Items that the service
 // removes late count as absent from then on. A message that is taken up again later than that after its first attempt is parked in
-// doubt instead of being planned again. The retention has to be at least that of the binding: a copy that comes when the SQL database has
-// forgotten a key and the keys table has not has no second effect, but its messages leave again, under the same identities. Where the keys table
-// forgets first, the SQL database answers for the message by itself.
+// doubt instead of being planned again; as long as the keys table knows it, "oncemill keys resolve --as retry" is always right. Set the retention to at
+// least that of the binding. A copy that comes when the SQL database has forgotten the key and the keys table has not has no second
+// effect, but its messages leave again, under the same identities. When both have forgotten it, it is a new message.
 //
 // Not promised: that other programs see the writes and the messages at one moment, and anything about items that are changed by
 // other means. A transaction costs twice the write units, and writers of one item get in each other's way: spread what is written often.

@@ -42,13 +42,16 @@ type Handler struct {
 	Plan Plan
 }
 
+const fence = "one DynamoDB transaction commits the writes, the key, the result and the outgoing messages, on the condition that the key is new; " +
+	"the messages pass to the outbox in the transaction that completes the key in the database"
+
 // External returns the handler in the form that a plugin declares. Its calls are repeated until their outcome is known, for as long as the
 // keys table remembers it.
 func (h Handler) External() handlers.External {
 	r := &runner{Handler: h, recent: newRecent(recentBytes)}
 	return handlers.External{
 		Call: r.call, Record: r.record, Probe: r.probe,
-		Unknown: handlers.UnknownRetry, Window: h.DB.cfg.Retention,
+		Unknown: handlers.UnknownRetry, Window: h.DB.cfg.Retention, Fence: fence,
 	}
 }
 
