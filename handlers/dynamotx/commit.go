@@ -104,7 +104,7 @@ func (c *commit) transaction(writes Writes) (outcome, *dynamodb.TransactWriteIte
 	}
 	for _, item := range writes.Items {
 		if tableOf(item) == c.DB.keys() {
-			return done, nil, handlers.Permanentf(invalid, "a plan may not write to the keys table %s", c.DB.keys())
+			return done, nil, invalid("a plan may not write to the keys table %s", c.DB.keys())
 		}
 	}
 	actions = append(actions, writes.Items...)

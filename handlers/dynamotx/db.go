@@ -11,6 +11,7 @@ import (
 	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
 	awsconfig "github.com/aws/aws-sdk-go-v2/config"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
+	"github.com/aws/smithy-go/logging"
 )
 
 // keysTable is the last part of the keys table's name.
@@ -73,7 +74,8 @@ func (d *DB) distrust() {
 const connections = 64
 
 func connect(ctx context.Context, cfg Config) (*dynamodb.Client, error) {
-	var options []func(*awsconfig.LoadOptions) error
+	// The SDK's own log would go past the application's; its errors are returned anyway.
+	options := []func(*awsconfig.LoadOptions) error{awsconfig.WithLogger(logging.Nop{})}
 	if cfg.Region != "" {
 		options = append(options, awsconfig.WithRegion(cfg.Region))
 	}

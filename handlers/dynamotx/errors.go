@@ -9,8 +9,6 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 	"github.com/aws/smithy-go"
 	smithyhttp "github.com/aws/smithy-go/transport/http"
-
-	"github.com/oncemill/oncemill/handlers"
 )
 
 // errContended is a transaction that lost against others.
@@ -50,7 +48,7 @@ func refused(err error) error {
 	}
 	var api smithy.APIError
 	if errors.As(err, &api) && api.ErrorCode() == "ValidationException" {
-		return handlers.Permanent(invalid, api.ErrorMessage())
+		return invalid("%s", api.ErrorMessage())
 	}
 	return fmt.Errorf("write to DynamoDB: %w", err)
 }
@@ -61,7 +59,7 @@ func cancellation(reasons []types.CancellationReason, err error) error {
 	for n, reason := range reasons {
 		switch code := text(reason.Code); {
 		case code == validation || code == collectionFull || code == "ValidationException":
-			return handlers.Permanentf(invalid, "write %d of the transaction: %s: %s", n, code, text(reason.Message))
+			return invalid("write %d of the transaction: %s: %s", n, code, text(reason.Message))
 		case code == conditionFailed || code == conflict:
 			contended = true
 		case code != "" && code != "None":

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"github.com/oncemill/oncemill/handlers/dynamotx"
 	"github.com/oncemill/oncemill/handlers/handlertest"
 	"github.com/oncemill/oncemill/handlers/internal/dynamotest"
+	"github.com/oncemill/oncemill/internal/testenv"
 )
 
 func TestASecondCallGetsTheFirstOnesOutcome(t *testing.T) {
@@ -112,6 +114,43 @@ func TestWhatNobodyAnsweredIsUnknown(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "1", result)
 	require.Equal(t, 1, b.rung())
+}
+
+// The lease is lost while the transaction is on the way.
+func TestACallThatIsCutOffIsUnknown(t *testing.T) {
+	b := newBell(t)
+	e := b.handler(b.once()).External()
+	ctx, cut := context.WithCancel(t.Context())
+	b.Before(dynamotest.Transact, func(int) { cut() })
+	_, err := e.Call(ctx, message.NewMessage("m", []byte("{}")), handlers.NewKey(handlertest.Service+"/bells", key))
+	require.ErrorIs(t, err, context.Canceled)
+	var unknown *handlers.UnknownError
+	require.ErrorAs(t, err, &unknown)
+}
+
+// A server that cannot be reached has done nothing.
+func TestAServerThatIsAway(t *testing.T) {
+	b := newBell(t)
+	proxy := testenv.Proxy(t, strings.TrimPrefix(b.cfg.Endpoint, "http://"))
+	b.cfg.Endpoint = "http://" + proxy.Addr
+	b.db = dynamotx.New(b.cfg, bells)
+	e := b.handler(b.once()).External()
+	_, err := call(t, e)
+	require.NoError(t, err)
+	b.Clear(b.db.Name("keys"))
+	proxy.Cut()
+	_, err = call(t, e) // some connection may have been open when it was sent
+	require.Error(t, err)
+	_, err = call(t, e)
+	require.Error(t, err)
+	var unknown *handlers.UnknownError
+	var permanent *handlers.PermanentError
+	require.False(t, errors.As(err, &permanent), "%v", err)
+	require.False(t, errors.As(err, &unknown), "%v", err)
+	proxy.Restore()
+	_, err = call(t, e)
+	require.NoError(t, err)
+	require.Equal(t, 2, b.rung())
 }
 
 // An answer that comes after a lost one speaks for its own sending only.

@@ -15,29 +15,34 @@ const (
 	maxResult = 64 << 10
 )
 
-const (
-	tooLarge = "dynamodb-too-large"
-	invalid  = "dynamodb-invalid"
-)
+// tooLarge is what does not fit into a transaction.
+func tooLarge(format string, args ...any) error {
+	return handlers.Permanentf("dynamodb-too-large", format, args...)
+}
+
+// invalid is what no retry makes acceptable.
+func invalid(format string, args ...any) error {
+	return handlers.Permanentf("dynamodb-invalid", format, args...)
+}
 
 // check refuses a transaction that the service would refuse, where that can be counted here.
 func check(actions []types.TransactWriteItem) error {
 	if len(actions) > maxActions {
-		return handlers.Permanentf(tooLarge, "the message needs %d writes in one transaction, with its key; DynamoDB takes %d", len(actions), maxActions)
+		return tooLarge("the message needs %d writes in one transaction, with its key; DynamoDB takes %d", len(actions), maxActions)
 	}
 	total := 0
 	for n, action := range actions {
 		if ops(action) != 1 {
-			return handlers.Permanentf(invalid, "write %d of the plan is not exactly one of Put, Update, Delete and ConditionCheck", n)
+			return invalid("write %d of the plan is not exactly one of Put, Update, Delete and ConditionCheck", n)
 		}
 		size := actionSize(action)
 		if action.Put != nil && itemSize(action.Put.Item) > maxItem {
-			return handlers.Permanentf(tooLarge, "an item for table %s has more than %d bytes", *action.Put.TableName, maxItem)
+			return tooLarge("an item for table %s has more than %d bytes", *action.Put.TableName, maxItem)
 		}
 		total += size
 	}
 	if total > maxTransaction {
-		return handlers.Permanentf(tooLarge, "the items of the transaction have more than %d bytes together", maxTransaction)
+		return tooLarge("the items of the transaction have more than %d bytes together", maxTransaction)
 	}
 	return nil
 }

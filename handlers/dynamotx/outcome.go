@@ -8,8 +8,6 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
-
-	"github.com/oncemill/oncemill/handlers"
 )
 
 // Attributes of the keys table.
@@ -42,11 +40,11 @@ type outcome struct {
 func newOutcome(w Writes) (o outcome, err error) {
 	if w.Result != nil {
 		if o.result, err = json.Marshal(w.Result); err != nil {
-			return o, handlers.Permanent(invalid, "the result has no JSON form")
+			return o, invalid("the result has no JSON form")
 		}
 	}
 	if len(o.result) > maxResult {
-		return o, handlers.Permanentf(tooLarge, "the result has more than %d bytes", maxResult)
+		return o, tooLarge("the result has more than %d bytes", maxResult)
 	}
 	o.outgoing, err = store(w.Outgoing)
 	return o, err

@@ -49,7 +49,7 @@ func (o Outgoing) store() (stored, error) {
 	} else {
 		body, err := json.Marshal(o.Payload)
 		if err != nil {
-			return s, handlers.Permanentf(invalid, "the payload of a message for %s has no JSON form", o.Topic)
+			return s, invalid("the payload of a message for %s has no JSON form", o.Topic)
 		}
 		s.Payload = body
 	}
@@ -58,7 +58,7 @@ func (o Outgoing) store() (stored, error) {
 		probe.UUID = envelope.NewUUID() // the real one is derived when it is published
 	}
 	if err := errors.Join(envelope.ValidateTopic(s.Topic), envelope.ValidateMessage(probe, envelope.Limits{})); err != nil {
-		return s, handlers.Permanentf(invalid, "a message for %s cannot be published: %s", o.Topic, err)
+		return s, invalid("a message for %s cannot be published: %s", o.Topic, err)
 	}
 	return s, nil
 }

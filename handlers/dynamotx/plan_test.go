@@ -81,6 +81,17 @@ func TestWhatFitsIntoATransaction(t *testing.T) {
 	require.Len(t, b.Items(b.db.Name("bells")), 99)
 }
 
+// nested puts an item with a map of lists of texts.
+func (b *bell) nested(n, bytes int) types.TransactWriteItem {
+	parts := map[string]types.AttributeValue{}
+	for i := range n {
+		parts[itoa(i)] = &types.AttributeValueMemberL{Value: []types.AttributeValue{dynamotx.String(strings.Repeat("x", bytes))}}
+	}
+	item := b.put("b", 1)
+	item.Put.Item["parts"] = &types.AttributeValueMemberM{Value: parts}
+	return item
+}
+
 func planOf(w dynamotx.Writes) dynamotx.Plan {
 	return func(context.Context, dynamotx.Reader, *message.Message, handlers.Key) (dynamotx.Writes, error) {
 		return w, nil
@@ -100,6 +111,7 @@ func TestWhatDoesNotFit(t *testing.T) {
 	}{
 		"a hundred items":         {dynamotx.Writes{Items: b.puts(100, 1)}, "dynamodb-too-large", "101 writes"},
 		"an item of 400 KB":       {dynamotx.Writes{Items: b.puts(1, 400<<10)}, "dynamodb-too-large", "409600 bytes"},
+		"a map of 400 KB":         {dynamotx.Writes{Items: []types.TransactWriteItem{b.nested(100, 4<<10)}}, "dynamodb-too-large", "409600 bytes"},
 		"4 MB":                    {dynamotx.Writes{Items: b.puts(11, 390<<10)}, "dynamodb-too-large", "4194304 bytes"},
 		"a result of 64 KiB":      {dynamotx.Writes{Result: strings.Repeat("x", 64<<10)}, "dynamodb-too-large", "result"},
 		"a result without JSON":   {dynamotx.Writes{Result: make(chan int)}, "dynamodb-invalid", "JSON"},

@@ -1,7 +1,7 @@
 package dynamotx
 
 import (
-	"slices"
+	"container/list"
 	"sync"
 )
 
@@ -15,50 +15,61 @@ type recent struct {
 
 	mu    sync.Mutex
 	bytes int
-	order []string // oldest first
-	known map[string][]stored
+	order *list.List // of remembered, oldest first
+	known map[string]*list.Element
 }
 
-func newRecent(limit int) *recent { return &recent{limit: limit, known: map[string][]stored{}} }
+type remembered struct {
+	id       string
+	messages []stored
+	bytes    int
+}
 
-func (r *recent) put(id string, list []stored) {
+func newRecent(limit int) *recent {
+	return &recent{limit: limit, order: list.New(), known: map[string]*list.Element{}}
+}
+
+func (r *recent) put(id string, messages []stored) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.remove(id)
-	r.known[id], r.order = list, append(r.order, id)
-	r.bytes += weight(list)
+	r.remove(r.known[id])
+	one := remembered{id, messages, weight(messages)}
+	r.known[id] = r.order.PushBack(one)
+	r.bytes += one.bytes
 	for r.bytes > r.limit {
-		r.remove(r.order[0])
+		r.remove(r.order.Front())
 	}
 }
 
 func (r *recent) get(id string) ([]stored, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	list, known := r.known[id]
-	return list, known
+	e, known := r.known[id]
+	if !known {
+		return nil, false
+	}
+	return e.Value.(remembered).messages, true
 }
 
 func (r *recent) drop(id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.remove(id)
+	r.remove(r.known[id])
 }
 
-func (r *recent) remove(id string) {
-	list, known := r.known[id]
-	if !known {
+func (r *recent) remove(e *list.Element) {
+	if e == nil {
 		return
 	}
-	delete(r.known, id)
-	r.order = slices.DeleteFunc(r.order, func(other string) bool { return other == id })
-	r.bytes -= weight(list)
+	one := r.order.Remove(e).(remembered)
+	delete(r.known, one.id)
+	r.bytes -= one.bytes
 }
 
-// weight is about what an entry takes in memory.
-func weight(list []stored) int {
+// weight is about what messages take in memory.
+func weight(messages []stored) int {
 	n := 256
-	for _, s := range list {
+	for _, s := range messages {
 		n += 256 + len(s.Topic) + len(s.UUID) + len(s.Payload)
 		for name, value := range s.Metadata {
 			n += len(name) + len(value)

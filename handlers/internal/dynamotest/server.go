@@ -17,6 +17,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	awsconfig "github.com/aws/aws-sdk-go-v2/config"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
+	"github.com/aws/smithy-go/logging"
 	"github.com/stretchr/testify/require"
 
 	"github.com/oncemill/oncemill/internal/testenv"
@@ -47,7 +48,7 @@ type Server struct {
 func Start(t testing.TB) *Server {
 	t.Helper()
 	real := testenv.DynamoDB(t).Endpoint
-	settings, err := awsconfig.LoadDefaultConfig(t.Context(), awsconfig.WithRegion(Region))
+	settings, err := awsconfig.LoadDefaultConfig(t.Context(), awsconfig.WithRegion(Region), awsconfig.WithLogger(logging.Nop{}))
 	require.NoError(t, err)
 	s := &Server{
 		t: t, counts: map[string]int{}, before: map[string]func(int){}, lost: map[string]int{}, errs: map[string][]string{},
