@@ -39,7 +39,6 @@ func TestF082TyposAreRefused(t *testing.T) {
 		{name: "outcome", file: "bindings:\n  payments:\n    unknown_outcome: retry\n", says: []string{":3:", "bindings.payments.unknown_outcome", "external"}},
 		{name: "keys elsewhere", file: "keys: dynamodb\n", says: []string{":1:", "keys", "database"}},
 		{name: "keys of one elsewhere", file: "bindings:\n  email:\n    keys: dynamodb\n", says: []string{":3:", "bindings.email.keys", "database"}},
-		{name: "resend", file: "bindings:\n  counters:\n    on_duplicate: resend\n", says: []string{":3:", "bindings.counters.on_duplicate", "skip"}},
 		{name: "settings of a binding", file: "bindings:\n  email:\n    config:\n      folder: x\n", says: []string{"bindings.email.config", "plugins.email.config"}},
 		{name: "settings of a plugin", file: "plugins:\n  email:\n    config:\n      fodler: x\n", says: []string{":4:", "plugins.email.config.fodler", `"folder"`}},
 		{name: "value of a plugin", file: "plugins:\n  email:\n    config:\n      transport: pigeon\n", says: []string{"plugins.email.config", "folder or smtp"}},

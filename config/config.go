@@ -153,7 +153,7 @@ type Binding struct {
 	// What becomes of an outside call whose outcome is not known: "park" leaves it to a person, "retry" calls again (the provider must
 	// deduplicate), "probe" asks the provider. Defaults to the plugin's, else "park".
 	UnknownOutcome string `yaml:"unknown_outcome" enum:"park,retry,probe"`
-	// What becomes of a duplicate: "skip" acknowledges it, "resend" publishes the first run's messages again, under their same identities. Defaults to "skip".
+	// What becomes of a duplicate: "skip" acknowledges it, "resend" publishes the first run's messages again, under their same identities: consumers must keep their keys as long as this binding does. It needs the keys in the database. Defaults to "skip".
 	OnDuplicate string `yaml:"on_duplicate" enum:"skip,resend"`
 	// Settings of the binding; the plugin documents the names inside.
 	Config Section `yaml:"config"`

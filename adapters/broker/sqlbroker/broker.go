@@ -262,7 +262,7 @@ func (b *sqlBroker) Close() error {
 		}
 		b.mu.Unlock()
 		for _, s := range subs {
-			s.giveUp()
+			s.GiveUp()
 		}
 		for _, s := range subs {
 			_ = s.Close()

@@ -169,9 +169,13 @@ func (s *Store) init(sender sqlcore.Sender) {
 		return err
 	}
 	s.bell = (&bell{run: run, connect: s.connect, heard: func() { s.core.WakeRelay() }, logger: s.logger}).init()
+	outside := "" // what a pool of the caller's searches is the caller's matter
+	if s.owned && s.cfg.Schema != defaultSchema {
+		outside = pgx.Identifier{s.cfg.Schema, "outbox"}.Sanitize()
+	}
 	s.core = sqlcore.New(dialect{}, sender, sqlcore.Options{
 		Capabilities: keystore.Capabilities{Transactional: true, Durable: true},
-		OnOutgoing:   s.bell.ring, OnWatch: s.bell.listen,
+		OnOutgoing:   s.bell.ring, OnWatch: s.bell.listen, Outbox: outside,
 	})
 }
 
@@ -211,7 +215,8 @@ func (s *Store) DB() *sqlx.DB { return s.db }
 // Dialect implements store.Store.
 func (s *Store) Dialect() string { return "postgres" }
 
-// Publish implements store.Store. tx is a *sql.Tx, *sqlx.Tx or pgx.Tx.
+// Publish implements store.Store. tx is a *sql.Tx or *sqlx.Tx of any pool of pgx's driver, or a pgx.Tx. Where the configuration sets no
+// schema, tx must search the schema of the tables, as the store's own connections do.
 func (s *Store) Publish(ctx context.Context, tx any, records []outbox.Record) error {
 	if native, ok := tx.(pgx.Tx); ok {
 		tx = sqlcore.Execer(func(ctx context.Context, query string, args []any) error {
