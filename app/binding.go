@@ -26,6 +26,8 @@ type binding struct {
 	kept string
 	// apart reports that kept is a store of keys, besides the database.
 	apart bool
+	// fence is why an external call has its effect once however often it is made, where that is so.
+	fence string
 	// transform, where set, turns messages into messages. With the keys in the database engine.Handler runs it.
 	transform handlers.Transform
 
@@ -82,6 +84,7 @@ func bindOne(linked Set, cfg *config.Config, p handlers.Plugin, decl handlers.Bi
 		if policy == handlers.UnknownProbe && decl.External.Probe == nil {
 			refuse("unknown_outcome", errors.New("this handler cannot probe; use park or retry"))
 		}
+		b.fence = decl.External.Fence
 		b.engine.External = pluginbind.External(*decl.External, policy)
 	} else {
 		if set.UnknownOutcome != "" {

@@ -100,14 +100,19 @@ type Retention struct {
 
 // Plugin is the configuration of one plugin.
 type Plugin struct {
-	// Whether the plugin's bindings run. Defaults to true.
+	// Whether the plugin's bindings run. Defaults to true, except for a plugin that has to be asked for.
 	Enabled *bool `yaml:"enabled"`
 	// Settings of the plugin; it documents the names inside.
 	Config Section `yaml:"config"`
 }
 
-// On reports whether the plugin is enabled.
-func (p Plugin) On() bool { return p.Enabled == nil || *p.Enabled }
+// On reports whether the plugin is enabled, where the configuration does not say otherwise than byDefault.
+func (p Plugin) On(byDefault bool) bool {
+	if p.Enabled == nil {
+		return byDefault
+	}
+	return *p.Enabled
+}
 
 // Decode fills the plugin's own configuration. See Section.Decode.
 func (p Plugin) Decode(ptr any) error { return p.Config.Decode(ptr) }
