@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
-	"github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/jmoiron/sqlx"
 	"github.com/nats-io/nats-server/v2/server"
@@ -19,6 +18,7 @@ import (
 
 	"github.com/oncemill/oncemill/adapters/broker"
 	"github.com/oncemill/oncemill/adapters/broker/natsbroker"
+	"github.com/oncemill/oncemill/adapters/broker/rabbitbroker"
 	"github.com/oncemill/oncemill/adapters/store"
 	"github.com/oncemill/oncemill/adapters/store/sqlitestore"
 	"github.com/oncemill/oncemill/internal/testenv"
@@ -35,20 +35,34 @@ type wire struct {
 	sub   message.Subscriber
 }
 
-// Watermill's own AMQP publisher with confirms. Its pool keeps a channel open, so that only the confirm is waited for.
-func onRabbitMQ(t *testing.T, _ string) wire {
+// The adapter of RabbitMQ.
+func onRabbitMQ(t *testing.T, topic string) wire {
 	rabbit := testenv.RabbitMQ(t)
 	u, err := url.Parse(rabbit.URL)
 	require.NoError(t, err)
 	proxy := testenv.Proxy(t, u.Host)
-	sub, err := amqp.NewSubscriber(amqp.NewDurableQueueConfig(rabbit.URL), watermill.NopLogger{})
+	open := func(address string) broker.Broker {
+		u.Host = address
+		b, err := rabbitbroker.Factory().Open(t.Context(), func(into any) error {
+			into.(*rabbitbroker.Config).URL = u.String()
+			return nil
+		}, broker.Options{Logger: slog.New(slog.DiscardHandler), DataDir: t.TempDir(), ClientName: "test"})
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, b.Close()) })
+		return b
+	}
+	consumer, producer := open(u.Host), open(proxy.Addr)
+	return between(t, topic, proxy, consumer, producer)
+}
+
+// between is a wire of two connections of an adapter.
+func between(t *testing.T, topic string, proxy *testenv.TCPProxy, consumer, producer broker.Broker) wire {
+	t.Helper()
+	group := broker.Subscription{Topic: topic, Group: "test"}
+	require.NoError(t, consumer.Declare(t.Context(), topic, []broker.Subscription{group}))
+	sub, err := consumer.Subscriber(group)
 	require.NoError(t, err)
-	u.Host = proxy.Addr
-	config := amqp.NewDurableQueueConfig(u.String())
-	config.Publish.ConfirmDelivery, config.Publish.ChannelPoolSize = true, 1
-	pub, err := amqp.NewPublisher(config, watermill.NopLogger{})
-	require.NoError(t, err)
-	return wire{proxy, pub, sub}
+	return wire{proxy, producer.Publisher(), sub}
 }
 
 // JetStream in the process.
@@ -69,11 +83,7 @@ func onNATS(t *testing.T, topic string) wire {
 	}
 	proxy := testenv.Proxy(t, s.Addr().String())
 	consumer, producer := open(s.Addr().String()), open(proxy.Addr)
-	group := broker.Subscription{Topic: topic, Group: "test"}
-	require.NoError(t, consumer.Declare(t.Context(), topic, []broker.Subscription{group}))
-	sub, err := consumer.Subscriber(group)
-	require.NoError(t, err)
-	return wire{proxy, producer.Publisher(), sub}
+	return between(t, topic, proxy, consumer, producer)
 }
 
 // attempts counts what a publisher is asked for, and the failures.
@@ -127,59 +137,64 @@ func TestALostAnswerIsHarmless(t *testing.T) {
 	for name, open := range map[string]func(t *testing.T, topic string) wire{"rabbitmq": onRabbitMQ, "nats": onNATS} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			topic := testenv.Name(t, "lost")
-			w := open(t, topic)
-			seen, effects := consume(t, topic, w.sub)
-
-			counted := &attempts{Publisher: w.pub}
-			producer := envelope.NewPublisher(counted, envelope.PublisherOptions{Attempts: 1000, Wait: 20 * time.Millisecond, MaxWait: 200 * time.Millisecond})
-			send := func(key string) <-chan error {
-				msg := message.NewMessage("", []byte("1"))
-				msg.Metadata.Set(envelope.KeyHeader, key)
-				sent := make(chan error, 1)
-				go func() { sent <- producer.Publish(topic, msg) }()
-				return sent
-			}
-			require.NoError(t, <-send("order-1-creation"), "everything works")
-
-			w.proxy.HoldAnswers()
-			sent := send("order-2-creation")
-			testenv.Eventually(t, patience, func() error { return has(effects, "order-2-creation") })
-			require.Empty(t, sent, "the producer waits for an answer")
-			w.proxy.Cut()
-			testenv.Eventually(t, patience, func() error {
-				counted.mu.Lock()
-				defer counted.mu.Unlock()
-				if len(counted.failed) == 0 {
-					return errors.New("the producer has not noticed it")
-				}
-				return nil
-			})
-			w.proxy.Resume()
-			w.proxy.Restore()
-			select {
-			case err := <-sent:
-				require.NoError(t, err)
-			case <-time.After(patience):
-				t.Fatal("the producer does not come back")
-			}
-			require.NoError(t, <-send("order-3-creation"))
-
-			testenv.Eventually(t, patience, func() error { return has(effects, "order-3-creation") })
-			testenv.Eventually(t, patience, func() error {
-				if len(seen.of("order-2-creation")) < 2 {
-					return errors.New("the copy has not come yet")
-				}
-				return nil
-			})
-			copies := seen.of("order-2-creation")
-			require.Len(t, copies, 2)
-			require.Equal(t, copies[0], copies[1], "UUID and key are the same in each sending")
-			var all []string
-			require.NoError(t, effects.Select(&all, `SELECT key FROM effects ORDER BY key`))
-			require.Equal(t, []string{"order-1-creation", "order-2-creation", "order-3-creation"}, all)
+			loseAnAnswer(t, open)
 		})
 	}
+}
+
+func loseAnAnswer(t *testing.T, open func(t *testing.T, topic string) wire) {
+	t.Helper()
+	topic := testenv.Name(t, "lost")
+	w := open(t, topic)
+	seen, effects := consume(t, topic, w.sub)
+
+	counted := &attempts{Publisher: w.pub}
+	producer := envelope.NewPublisher(counted, envelope.PublisherOptions{Attempts: 1000, Wait: 20 * time.Millisecond, MaxWait: 200 * time.Millisecond})
+	send := func(key string) <-chan error {
+		msg := message.NewMessage("", []byte("1"))
+		msg.Metadata.Set(envelope.KeyHeader, key)
+		sent := make(chan error, 1)
+		go func() { sent <- producer.Publish(topic, msg) }()
+		return sent
+	}
+	require.NoError(t, <-send("order-1-creation"), "everything works")
+
+	w.proxy.HoldAnswers()
+	sent := send("order-2-creation")
+	testenv.Eventually(t, patience, func() error { return has(effects, "order-2-creation") })
+	require.Empty(t, sent, "the producer waits for an answer")
+	w.proxy.Cut()
+	testenv.Eventually(t, patience, func() error {
+		counted.mu.Lock()
+		defer counted.mu.Unlock()
+		if len(counted.failed) == 0 {
+			return errors.New("the producer has not noticed it")
+		}
+		return nil
+	})
+	w.proxy.Resume()
+	w.proxy.Restore()
+	select {
+	case err := <-sent:
+		require.NoError(t, err)
+	case <-time.After(patience):
+		t.Fatal("the producer does not come back")
+	}
+	require.NoError(t, <-send("order-3-creation"))
+
+	testenv.Eventually(t, patience, func() error { return has(effects, "order-3-creation") })
+	testenv.Eventually(t, patience, func() error {
+		if len(seen.of("order-2-creation")) < 2 {
+			return errors.New("the copy has not come yet")
+		}
+		return nil
+	})
+	copies := seen.of("order-2-creation")
+	require.Len(t, copies, 2)
+	require.Equal(t, copies[0], copies[1], "UUID and key are the same in each sending")
+	var all []string
+	require.NoError(t, effects.Select(&all, `SELECT key FROM effects ORDER BY key`))
+	require.Equal(t, []string{"order-1-creation", "order-2-creation", "order-3-creation"}, all)
 }
 
 func has(effects *sqlx.DB, key string) error {
