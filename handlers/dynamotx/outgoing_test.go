@@ -66,14 +66,13 @@ func TestRecordWithoutTheKey(t *testing.T) {
 	b := newBell(t)
 	h := b.handler(letters(1, 1))
 	e := h.Forgetful()
-	k := kitOf(t, handlers.External{
-		Call: func(ctx context.Context, msg *message.Message, key handlers.Key) (any, error) {
-			result, err := e.Call(ctx, msg, key)
-			b.Clear(b.db.Name("keys"))
-			return result, err
-		},
-		Record: e.Record,
-	})
+	commit := e.Call
+	e.Call = func(ctx context.Context, msg *message.Message, key handlers.Key) (any, error) {
+		result, err := commit(ctx, msg, key)
+		b.Clear(b.db.Name("keys"))
+		return result, err
+	}
+	k := kitOf(t, e)
 	require.Equal(t, handlertest.InDoubt, k.Deliver("bells.ring", key, []byte("{}")))
 	k.WantPublished("letters", 0)
 }

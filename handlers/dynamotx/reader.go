@@ -94,7 +94,7 @@ func (r reader) readOutgoing(ctx context.Context, table, id string) ([]stored, e
 		return nil, err
 	}
 	if item == nil {
-		return nil, fmt.Errorf("table %s has no item %s: was it removed?", table, id)
+		return nil, invalid("table %s has no item %s: was it removed?", table, id) // another call would find it undone
 	}
 	o, err := readOutcome(item)
 	if err != nil || o.parts == 0 {
@@ -113,7 +113,7 @@ func (r reader) readParts(ctx context.Context, table, id string, parts int) (lis
 		}
 		part, ok := item[attrOutgoing].(*types.AttributeValueMemberB)
 		if !ok {
-			return nil, fmt.Errorf("table %s has no item %s: was it removed?", table, partID(id, n))
+			return nil, invalid("table %s has no item %s: was it removed?", table, partID(id, n))
 		}
 		data = append(data, part.Value...)
 	}
