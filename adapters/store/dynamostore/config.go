@@ -22,8 +22,8 @@ type Config struct {
 	Profile string `yaml:"profile"`
 	// Table holds the keys. Two applications may share it, unless their names are the same. Defaults to "oncemill-keys".
 	Table string `yaml:"table"`
-	// Create makes the table where it is missing, paid by request and with the time to live that expired keys need. An existing table is
-	// checked and never changed. Defaults to false.
+	// Create makes the table where it is missing, paid by request, and turns on its time to live, which removes expired keys, where that is off. Nothing else of
+	// an existing table is changed; it is checked. Defaults to false.
 	Create bool `yaml:"create"`
 	// AllowLoss lets external handlers start on a global table whose replicas take writes of their own, where another replica can
 	// overwrite a lease. A call that was under way then can be made twice, whatever unknown_outcome says. Defaults to false.

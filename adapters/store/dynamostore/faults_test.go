@@ -46,6 +46,8 @@ type front struct {
 	lost map[string]int
 	// refuse answers for the service: status and error by operation.
 	refuse map[string]refusal
+	// before runs once before an operation reaches the service.
+	before map[string]func()
 	// table is added to what it says of a table.
 	table map[string]any
 	// requests counts what arrived.
@@ -59,7 +61,7 @@ type refusal struct {
 
 func newFront(t *testing.T, endpoint string) *front {
 	t.Helper()
-	f := &front{lost: map[string]int{}, refuse: map[string]refusal{}, requests: map[string]int{}}
+	f := &front{lost: map[string]int{}, refuse: map[string]refusal{}, before: map[string]func(){}, requests: map[string]int{}}
 	f.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { f.serve(t, endpoint, w, r) }))
 	t.Cleanup(f.Close)
 	return f
@@ -81,8 +83,12 @@ func (f *front) serve(t *testing.T, endpoint string, w http.ResponseWriter, r *h
 	if lost {
 		f.lost[operation]--
 	}
-	ahead, noDate, table := f.ahead, f.noDate, f.table
+	ahead, noDate, table, before := f.ahead, f.noDate, f.table, f.before[operation]
+	delete(f.before, operation)
 	f.mu.Unlock()
+	if before != nil {
+		before()
+	}
 	date := func() {
 		w.Header().Set("Date", time.Now().Add(ahead).UTC().Format(http.TimeFormat))
 		if noDate {
@@ -203,6 +209,35 @@ func TestLostAnswers(t *testing.T) {
 	lose("DeleteItem", 1)
 	require.NoError(t, s.Release(t.Context(), v.Record.ID, v.Token))
 	require.Empty(t, item(t, c, "c"))
+}
+
+// A lease that is over is its holder's until somebody has taken it: a renewal that arrives first wins, and so does a completion.
+func TestHolderIsFasterThanATakeover(t *testing.T) {
+	t.Parallel()
+	c := config(t)
+	f := newFront(t, c.Endpoint)
+	holder := open(t, c)
+	c.Endpoint = f.URL
+	rival := open(t, c)
+	v := acquire(t, holder, "one", "a", time.Millisecond)
+	f.change(func(f *front) {
+		f.before["UpdateItem"] = func() {
+			if err := holder.Renew(t.Context(), v.Record.ID, v.Token, time.Minute); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	require.Equal(t, keystore.Busy, acquire(t, rival, "two", "a", time.Minute).Outcome)
+	require.NoError(t, holder.Renew(t.Context(), v.Record.ID, v.Token, time.Millisecond), "it is still the holder's")
+
+	f.change(func(f *front) {
+		f.before["UpdateItem"] = func() {
+			if err := holder.Complete(t.Context(), []keystore.Completion{completion("a", v.Token)}); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	require.Equal(t, keystore.Duplicate, acquire(t, rival, "two", "a", time.Minute).Outcome)
 }
 
 // Time is the service's, however wrong this machine's is, and a lease that may still be its holder's is nobody else's.

@@ -23,9 +23,9 @@ func (e *TableError) Error() string { return fmt.Sprintf("table %s: %s", e.Table
 const (
 	// settleWithin bounds the wait for a table that was made, or is being changed by somebody else.
 	settleWithin = time.Minute
-	// madeWithin is how long after a table its time to live is set by whoever made it.
-	madeWithin = 5 * time.Second
-	lookEvery  = 200 * time.Millisecond
+	// startedWithin is how long a time to live that was turned on may still look as if it were off.
+	startedWithin = 5 * time.Second
+	lookEvery     = 200 * time.Millisecond
 )
 
 // prepare makes sure, once, that the table is as it must be.
@@ -125,14 +125,6 @@ func (s *Store) create(ctx context.Context) (*types.TableDescription, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, err = s.client.UpdateTimeToLive(ctx, &dynamodb.UpdateTimeToLiveInput{
-		TableName:               &s.cfg.Table,
-		TimeToLiveSpecification: &types.TimeToLiveSpecification{AttributeName: new(ttlAttribute), Enabled: new(true)},
-	})
-	// Somebody else, who made it at the same time, has set it: what matters is looked at next.
-	if err != nil && awsconf.Code(err) != "ValidationException" {
-		return nil, fmt.Errorf("set the time to live of table %s: %w", s.cfg.Table, err)
-	}
 	return table, nil
 }
 
@@ -147,23 +139,40 @@ func (s *Store) checkKey(table *types.TableDescription) error {
 	return s.wrong("it must have the binary partition key %q and no sort key: name another table by databases.%s.table", keyAttribute, Name)
 }
 
-// checkTTL refuses a table that would keep expired keys for ever, or would lose keys in progress. Where tables are made, another process may just have
-// made this one, and sets its time to live next.
+// checkTTL refuses a table that would keep expired keys for ever, or would lose keys in progress. Where tables are made it turns the time to live on if it is
+// off: this process has just made the table, or another one, which may have ended before it did so.
 func (s *Store) checkTTL(ctx context.Context) error {
-	began := time.Now()
-	for {
+	ttl, err := s.timeToLive(ctx)
+	if err == nil && ttl == "" && s.cfg.Create {
+		ttl, err = s.startTTL(ctx)
+	}
+	switch {
+	case err != nil:
+		return err
+	case ttl == "":
+		return s.wrong("its time to live is off, so completed keys would stay for ever: set it on the attribute %q", ttlAttribute)
+	case ttl != ttlAttribute:
+		return s.wrong("its time to live is on the attribute %q and must be on %q: set it there", ttl, ttlAttribute)
+	}
+	return nil
+}
+
+// startTTL turns the time to live on. Where that is refused another process was faster, which is seen soon.
+func (s *Store) startTTL(ctx context.Context) (string, error) {
+	_, err := s.client.UpdateTimeToLive(ctx, &dynamodb.UpdateTimeToLiveInput{
+		TableName:               &s.cfg.Table,
+		TimeToLiveSpecification: &types.TimeToLiveSpecification{AttributeName: new(ttlAttribute), Enabled: new(true)},
+	})
+	if err != nil && awsconf.Code(err) != "ValidationException" {
+		return "", fmt.Errorf("set the time to live of table %s: %w", s.cfg.Table, err)
+	}
+	for began := time.Now(); ; {
 		ttl, err := s.timeToLive(ctx)
-		if err != nil || ttl == ttlAttribute {
-			return err
-		}
-		if ttl != "" {
-			return s.wrong("its time to live is on the attribute %q and must be on %q: set it there", ttl, ttlAttribute)
-		}
-		if !s.cfg.Create || time.Since(began) > madeWithin {
-			return s.wrong("its time to live is off, so completed keys would stay for ever: set it on the attribute %q", ttlAttribute)
+		if err != nil || ttl != "" || time.Since(began) > startedWithin {
+			return ttl, err
 		}
 		if err := pause(ctx); err != nil {
-			return fmt.Errorf("wait for the time to live of table %s: %w", s.cfg.Table, err)
+			return "", fmt.Errorf("wait for the time to live of table %s: %w", s.cfg.Table, err)
 		}
 	}
 }

@@ -55,7 +55,7 @@ func TestF050WrongTableIsRefused(t *testing.T) {
 			c.Create = false
 			if one.key != "" {
 				makeTable(t, c.Table, one.key, one.kind, one.ttl)
-				c.Create = strings.HasPrefix(one.name, "no time") // it makes a table, and changes none
+				c.Create = one.name != "no time to live"
 			}
 			_, err := dynamostore.Open(t.Context(), c, quiet)
 			require.ErrorAs(t, err, new(*dynamostore.TableError))
@@ -70,6 +70,16 @@ func TestF050WrongTableIsRefused(t *testing.T) {
 		makeTable(t, c.Table, "id", types.ScalarAttributeTypeB, "expires_at")
 		require.NoError(t, open(t, c).Ping(t.Context()))
 	})
+}
+
+// Who made the table may have ended before its time to live was on.
+func TestHalfMadeTableIsFinished(t *testing.T) {
+	t.Parallel()
+	c := config(t)
+	makeTable(t, c.Table, "id", types.ScalarAttributeTypeB, "")
+	open(t, c)
+	c.Create = false
+	open(t, c)
 }
 
 // Replicas of an application start at the same time.
