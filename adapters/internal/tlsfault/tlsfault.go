@@ -11,12 +11,14 @@ import (
 
 // Settings are the names that an adapter's settings have.
 type Settings struct {
-	// On is what turns TLS on.
+	// On is what to turn off, such as "TLS by NAME".
 	On string
 	// CA is the file of authorities.
 	CA string
 	// Client is the client's certificate and its key.
 	Client string
+	// Used says that TLS was on. Then a connection that just ends may be a refusal, whose reason came too late to be read.
+	Used bool
 	// Name is what sets the name that the server's certificate has to carry, if there is such a setting.
 	Name string
 }
@@ -57,6 +59,8 @@ func (s Settings) advice(err error) string {
 func (s Settings) refused(text string) string {
 	_, alert, ok := strings.Cut(text, "remote error: tls: ")
 	switch {
+	case !ok && s.Used && ended(text):
+		return fmt.Sprintf("the server closed the connection: where it wants a client's certificate, set %s", s.Client)
 	case !ok:
 		return ""
 	case strings.HasPrefix(alert, "certificate required"), strings.HasPrefix(alert, "bad certificate"), strings.HasPrefix(alert, "handshake failure"):
@@ -67,4 +71,14 @@ func (s Settings) refused(text string) string {
 		return fmt.Sprintf("the client's certificate has expired: renew %s", s.Client)
 	}
 	return ""
+}
+
+// ended goes by the text: some clients keep no more of the error.
+func ended(text string) bool {
+	for _, end := range []string{"EOF", "connection reset by peer", "broken pipe"} {
+		if strings.HasSuffix(strings.TrimSuffix(text, `"`), end) {
+			return true
+		}
+	}
+	return false
 }
