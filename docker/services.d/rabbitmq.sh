@@ -56,7 +56,7 @@ rabbitmq_start() {
 	await rabbitmq 90 rabbitmq_answers
 }
 
-# rabbitmq_tls prints the settings of the listener with TLS. ONCEMILL_TEST_RABBITMQ_TLS_CLIENTS=true lets in clients with a certificate only.
+# rabbitmq_tls prints the settings of the listener with TLS. ONCEMILL_TEST_TLS_CLIENTS=true lets in clients with a certificate only.
 rabbitmq_tls() {
 	need_ports "$ONCEMILL_TEST_RABBITMQ_TLS_PORT"
 	cat <<-CONF
@@ -65,7 +65,7 @@ rabbitmq_tls() {
 		ssl_options.certfile = $ONCEMILL_TEST_TLS_DIR/server.pem
 		ssl_options.keyfile = $ONCEMILL_TEST_TLS_DIR/server-key.pem
 		ssl_options.verify = verify_peer
-		ssl_options.fail_if_no_peer_cert = ${ONCEMILL_TEST_RABBITMQ_TLS_CLIENTS:-false}
+		ssl_options.fail_if_no_peer_cert = ${ONCEMILL_TEST_TLS_CLIENTS:-false}
 	CONF
 }
 

@@ -175,7 +175,7 @@ func TestTLSClientCertificate(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a server of its own")
 	}
-	server := newSecure(t, "ONCEMILL_TEST_RABBITMQ_TLS_CLIENTS=true")
+	server := newSecure(t, "ONCEMILL_TEST_TLS_CLIENTS=true")
 	ours := func(c *rabbitbroker.Config) {
 		c.TLS.CertFile, c.TLS.KeyFile = server.certs.Client, server.certs.ClientKey
 	}

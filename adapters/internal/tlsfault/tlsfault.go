@@ -19,6 +19,8 @@ type Settings struct {
 	Client string
 	// Used says that TLS was on. Then a connection that just ends may be a refusal, whose reason came too late to be read.
 	Used bool
+	// Ended is what else to do then, such as "; where it wants a user, set NAME".
+	Ended string
 	// Name is what sets the name that the server's certificate has to carry, if there is such a setting.
 	Name string
 }
@@ -60,7 +62,7 @@ func (s Settings) refused(text string) string {
 	_, alert, ok := strings.Cut(text, "remote error: tls: ")
 	switch {
 	case !ok && s.Used && ended(text):
-		return fmt.Sprintf("the server closed the connection: where it wants a client's certificate, set %s", s.Client)
+		return fmt.Sprintf("the server closed the connection: check that it speaks TLS at this port; where it wants a client's certificate, set %s%s", s.Client, s.Ended)
 	case !ok:
 		return ""
 	case strings.HasPrefix(alert, "certificate required"), strings.HasPrefix(alert, "bad certificate"), strings.HasPrefix(alert, "handshake failure"):
