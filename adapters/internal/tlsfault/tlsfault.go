@@ -78,7 +78,7 @@ func (s Settings) refused(text string) string {
 // ended goes by the text: some clients keep no more of the error.
 func ended(text string) bool {
 	for _, end := range []string{"EOF", "connection reset by peer", "broken pipe"} {
-		if strings.HasSuffix(strings.TrimSuffix(text, `"`), end) {
+		if strings.Contains(text, end) {
 			return true
 		}
 	}
