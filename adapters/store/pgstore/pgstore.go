@@ -35,6 +35,7 @@ import (
 	"github.com/jmoiron/sqlx"
 	"github.com/pressly/goose/v3"
 
+	"github.com/oncemill/oncemill/adapters/internal/pgwire"
 	"github.com/oncemill/oncemill/adapters/internal/sqlcore"
 	"github.com/oncemill/oncemill/adapters/store"
 	"github.com/oncemill/oncemill/middleware/keystore"
@@ -116,7 +117,7 @@ func Open(ctx context.Context, c Config, opts store.Options) (*Store, error) {
 	}
 	s.init(&pipeline{db: s.db, setUp: s.setUp})
 	if err := s.Ping(ctx); err != nil {
-		return nil, errors.Join(fmt.Errorf("%w; check that the server runs, and dsn", err), s.Close())
+		return nil, errors.Join(pgwire.Explain(err), s.Close())
 	}
 	return s, nil
 }
@@ -262,12 +263,23 @@ func (s *Store) Migrate(ctx context.Context, sets []store.MigrationSet) error {
 	if err := s.lockMigrations(ctx, lock); err != nil {
 		return fmt.Errorf("migrate: wait for other replicas: %w", err)
 	}
-	if s.cfg.Schema != defaultSchema {
-		if _, err := s.db.ExecContext(ctx, `CREATE SCHEMA IF NOT EXISTS `+pgx.Identifier{s.cfg.Schema}.Sanitize()); err != nil {
-			return fmt.Errorf("migrate: create the schema: %w", err)
-		}
+	if err := s.makeSchema(ctx); err != nil {
+		return fmt.Errorf("migrate: schema %s: %w", s.cfg.Schema, err)
 	}
 	return sqlcore.MigrateUp(ctx, s.db.DB, goose.DialectPostgres, all, s.logger)
+}
+
+// makeSchema makes the schema where it is missing. It looks first: for IF NOT EXISTS, too, PostgreSQL wants the right to make schemas.
+func (s *Store) makeSchema(ctx context.Context) error {
+	if s.cfg.Schema == defaultSchema {
+		return nil
+	}
+	var found bool
+	if err := s.db.GetContext(ctx, &found, `SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)`, s.cfg.Schema); err != nil || found {
+		return err
+	}
+	_, err := s.db.ExecContext(ctx, `CREATE SCHEMA IF NOT EXISTS `+pgx.Identifier{s.cfg.Schema}.Sanitize())
+	return err
 }
 
 // lockMigrations waits for the lock outside of any transaction: behind a pooler, waiting transactions would take the server
