@@ -15,6 +15,7 @@ import (
 	"github.com/oncemill/oncemill/adapters/broker"
 	"github.com/oncemill/oncemill/adapters/broker/kafkabroker"
 	"github.com/oncemill/oncemill/internal/testenv"
+	"github.com/oncemill/oncemill/middleware/outbox"
 )
 
 const shopPassword = "s3cr3t-Zq!"
@@ -156,7 +157,7 @@ func passwordChanges(t *testing.T, server secure) {
 		server.setPassword(t, password)
 		network.cut()
 		network.restore()
-		require.Error(t, b.Publisher().Publish(topic, newMessages(1, "")...))
+		require.ErrorIs(t, b.Publisher().Publish(topic, newMessages(1, "")...), outbox.ErrUnavailable)
 		tell(password)
 		exchange()
 	}

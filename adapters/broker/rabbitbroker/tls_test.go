@@ -16,6 +16,7 @@ import (
 	"github.com/oncemill/oncemill/adapters/broker"
 	"github.com/oncemill/oncemill/adapters/broker/rabbitbroker"
 	"github.com/oncemill/oncemill/internal/testenv"
+	"github.com/oncemill/oncemill/middleware/outbox"
 )
 
 // The user and the virtual host of tests with a server of their own. Both need escaping in a URL.
@@ -162,7 +163,7 @@ func passwordChanges(t *testing.T, server secure) {
 			return nil
 		})
 		require.Eventually(t, func() bool { return sub.Consuming() != nil }, patience, time.Millisecond)
-		require.Error(t, b.Publisher().Publish(topic, newMessage("refused")))
+		require.ErrorIs(t, b.Publisher().Publish(topic, newMessage("refused")), outbox.ErrUnavailable)
 		tell(password)
 		exchange()
 		eventually(t, sub.Consuming)

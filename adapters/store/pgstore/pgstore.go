@@ -11,8 +11,8 @@
 // so that they never deadlock with each other. All times are the server's.
 //
 // It works through PgBouncer in transaction mode: from 1.21 on with max_prepared_statements, before that with
-// default_query_exec_mode=cache_describe in the connection string. Migrating needs two server connections of the pool. LISTEN does not get
-// through: then polling finds what other processes wrote.
+// default_query_exec_mode=cache_describe in the connection string; the schema is then the search_path of the role. Migrating needs two server
+// connections of the pool. LISTEN does not get through: then polling finds what other processes wrote.
 //
 // Not promised: anything about a failover to a replica that had not received a confirmed commit (asynchronous replication
 // loses key and effect together; the broker may have been told that the message is done).
