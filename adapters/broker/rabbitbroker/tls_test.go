@@ -185,6 +185,6 @@ func TestTLSClientCertificate(t *testing.T) {
 	strangers := testenv.NewCertificates(t)
 	refused(t, "a stranger's certificate", server.config(shopPassword, func(c *rabbitbroker.Config) {
 		c.TLS.CertFile, c.TLS.KeyFile = strangers.Client, strangers.ClientKey
-	}), "tls.cert_file and tls.key_file to one that it does")
+	}), "tls.cert_file and tls.key_file to one that it ")
 	refused(t, "wrong password", server.config(shopPassword+"x", ours), "check them in url")
 }

@@ -62,7 +62,7 @@ func (s Settings) refused(text string) string {
 	_, alert, ok := strings.Cut(text, "remote error: tls: ")
 	switch {
 	case !ok && s.Used && ended(text):
-		return fmt.Sprintf("the server closed the connection: check that it speaks TLS at this port; where it wants a client's certificate, set %s%s", s.Client, s.Ended)
+		return fmt.Sprintf("the server closed the connection: check that it speaks TLS at this port; where it wants a client's certificate, set %s to one that it trusts%s", s.Client, s.Ended)
 	case !ok:
 		return ""
 	case strings.HasPrefix(alert, "certificate required"), strings.HasPrefix(alert, "bad certificate"), strings.HasPrefix(alert, "handshake failure"):
@@ -75,9 +75,9 @@ func (s Settings) refused(text string) string {
 	return ""
 }
 
-// ended goes by the text: some clients keep no more of the error.
+// ended goes by the text: some clients keep no more of the error. A client that has read the end before it wrote finds its own connection closed.
 func ended(text string) bool {
-	for _, end := range []string{"EOF", "connection reset by peer", "broken pipe"} {
+	for _, end := range []string{"EOF", "connection reset by peer", "broken pipe", "use of closed network connection", "connection is not open"} {
 		if strings.Contains(text, end) {
 			return true
 		}
