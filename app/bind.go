@@ -26,7 +26,7 @@ func bind(set Set, cfg *config.Config) ([]binding, error) {
 	var errs []error
 	groups := map[string]string{}
 	for _, d := range declared {
-		if !cfg.Plugins[d.plugin.Name].On() || !cfg.Bindings[d.Name].On() {
+		if !enabled(cfg, d.plugin) || !cfg.Bindings[d.Name].On() {
 			continue
 		}
 		b, err := bindOne(set, cfg, d.plugin, d.Binding)
@@ -47,6 +47,9 @@ func bind(set Set, cfg *config.Config) ([]binding, error) {
 	return all, errors.Join(errs...)
 }
 
+// enabled is the configuration's word on a plugin, else the plugin's own.
+func enabled(cfg *config.Config, p handlers.Plugin) bool { return cfg.Plugins[p.Name].On(!p.OptIn) }
+
 type declared struct {
 	plugin handlers.Plugin
 	handlers.Binding
@@ -59,9 +62,8 @@ func declare(set Set, cfg *config.Config) ([]declared, error) {
 	var names []string
 	var errs []error
 	for _, p := range set.Plugins {
-		section := cfg.Plugins[p.Name]
 		bindings := handlers.NewBindings(p.Name)
-		if err := p.Open(section.Decode, bindings); err != nil && section.On() {
+		if err := p.Open(cfg.Plugins[p.Name].Decode, bindings); err != nil && enabled(cfg, p) {
 			errs = append(errs, inSection(cfg, "plugins."+p.Name+".config", err))
 		}
 		for _, b := range bindings.List() {

@@ -26,6 +26,8 @@ type binding struct {
 	kept string
 	// apart reports that kept is a store of keys, besides the database.
 	apart bool
+	// fence is why an external call has its effect once however often it is made, where that is so.
+	fence string
 	// transform, where set, turns messages into messages. With the keys in the database engine.Handler runs it.
 	transform handlers.Transform
 
@@ -65,6 +67,7 @@ func bindOne(linked Set, cfg *config.Config, p handlers.Plugin, decl handlers.Bi
 		Retention:   or(set.Retention.Std(), or(p.Retention, defaultRetention)),
 		Concurrency: or(set.Concurrency, 8), Timeout: set.Timeout.Std(), Isolation: set.Isolation,
 		CrashLimit: cfg.CrashLimit, Hold: set.Hold(), Retry: retry(set.Retry),
+		Resend: set.OnDuplicate == "resend",
 	}
 	var err error
 	b.engine.Key, err = envelope.ParseKeySource(set.Key)
@@ -81,6 +84,7 @@ func bindOne(linked Set, cfg *config.Config, p handlers.Plugin, decl handlers.Bi
 		if policy == handlers.UnknownProbe && decl.External.Probe == nil {
 			refuse("unknown_outcome", errors.New("this handler cannot probe; use park or retry"))
 		}
+		b.fence = decl.External.Fence
 		b.engine.External = pluginbind.External(*decl.External, policy)
 	} else {
 		if set.UnknownOutcome != "" {
@@ -101,8 +105,8 @@ func (b binding) unsupported(set config.Binding, refuse func(name string, err er
 			refuse("isolation", errors.New("is that of a database transaction, which this binding has none of"))
 		}
 	}
-	if set.OnDuplicate == "resend" {
-		refuse("on_duplicate", errors.New("resend is not supported by this version; use skip"))
+	if b.engine.Resend && b.kept != inDatabase {
+		refuse("on_duplicate", errors.New("resend needs the keys in the database, which keep the messages: use skip, or keys: database"))
 	}
 	if !set.Config.IsEmpty() {
 		refuse("config", fmt.Errorf("the plugin %s has no settings for one binding; use plugins.%s.config", b.plugin.Name, b.plugin.Name))

@@ -17,7 +17,7 @@ import (
 
 func (c *cli) keysCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "keys", Short: "Look at idempotency keys, decide those in doubt"}
-	cmd.AddCommand(c.keysList(), c.keysShow(), c.keysResolve(), c.keysForget(), c.keysEpoch())
+	cmd.AddCommand(c.keysList(), c.keysShow(), c.keysResolve(), c.keysResend(), c.keysForget(), c.keysEpoch())
 	return cmd
 }
 
@@ -41,10 +41,10 @@ func whoFlags(cmd *cobra.Command, by, why *string) {
 
 func (c *cli) keysList() *cobra.Command {
 	var f keystore.Filter
-	var state string
+	var state, twin string
 	cmd := &cobra.Command{
 		Use: "list", Short: "List keys, the latest first", Args: cobra.NoArgs,
-		Example: "  oncemill keys list --state in_doubt\n  oncemill keys list --scope oncemill/payments --prefix order-123",
+		Example: "  oncemill keys list --state in_doubt\n  oncemill keys list --scope oncemill/payments --prefix order-123\n  oncemill keys list --same-fingerprint order-123",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			f.State = keystore.State(state)
 			if !slices.Contains([]keystore.State{"", keystore.InProgress, keystore.Completed, keystore.Failed, keystore.InDoubt}, f.State) {
@@ -54,7 +54,7 @@ func (c *cli) keysList() *cobra.Command {
 				return withCode(ExitUsage, fmt.Errorf("--limit %d: must be 1 or more", f.Limit))
 			}
 			return c.withStore(cmd.Context(), func(ctx context.Context, a *App) error {
-				records, err := a.store.Keys().List(ctx, f)
+				records, err := a.listKeys(ctx, f, twin)
 				if err != nil {
 					return err
 				}
@@ -69,9 +69,43 @@ func (c *cli) keysList() *cobra.Command {
 	cmd.Flags().StringVar(&state, "state", "", "in_progress, completed, failed or in_doubt")
 	cmd.Flags().StringVar(&f.Prefix, "prefix", "", "only keys that begin so")
 	cmd.Flags().StringVar(&f.Fingerprint, "fingerprint", "", "only keys of this payload fingerprint")
-	cmd.Flags().IntVar(&f.Limit, "limit", 100, "at most so many")
+	cmd.Flags().StringVar(&twin, "same-fingerprint", "", "only keys of the same scope and payload fingerprint as this key, itself included: was one operation asked for under two keys?")
+	cmd.Flags().IntVar(&f.Limit, "limit", 100, "at most so many, of each scope with --same-fingerprint")
+	cmd.MarkFlagsMutuallyExclusive("fingerprint", "same-fingerprint")
 	complete(cmd, "state", string(keystore.InProgress), string(keystore.Completed), string(keystore.Failed), string(keystore.InDoubt))
 	return cmd
+}
+
+// listKeys lists keys; where twin is given, those that have its fingerprint in one of its scopes.
+func (a *App) listKeys(ctx context.Context, f keystore.Filter, twin string) ([]keystore.Record, error) {
+	if twin == "" {
+		return a.store.Keys().List(ctx, f)
+	}
+	known, err := a.store.Keys().Lookup(ctx, twin)
+	if err != nil {
+		return nil, err
+	}
+	if f.Scope != "" {
+		known = slices.DeleteFunc(known, func(r keystore.Record) bool { return r.Scope != f.Scope })
+	}
+	known = slices.DeleteFunc(known, func(r keystore.Record) bool { return r.State == keystore.Absent })
+	if len(known) == 0 {
+		return nil, withCode(ExitMissing, errors.New("no scope has this key: it was never seen, was rolled back, or its retention is over"))
+	}
+	known = slices.DeleteFunc(known, func(r keystore.Record) bool { return r.Fingerprint == "" })
+	if len(known) == 0 {
+		return nil, withCode(ExitMissing, errors.New("the key has no fingerprint: its binding takes none (fingerprint: off)"))
+	}
+	var all []keystore.Record
+	for _, r := range known {
+		f.Scope, f.Fingerprint = r.Scope, r.Fingerprint
+		same, err := a.store.Keys().List(ctx, f)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, same...)
+	}
+	return all, nil
 }
 
 // keyStory is everything that is known of a key in one scope.
@@ -225,6 +259,31 @@ func (c *cli) keysResolve() *cobra.Command {
 	whoFlags(cmd, &by, &why)
 	complete(cmd, "as", "done", "retry", "failed")
 	mustHave(cmd, "scope", "as")
+	return cmd
+}
+
+func (c *cli) keysResend() *cobra.Command {
+	var scope, by, why string
+	cmd := &cobra.Command{
+		Use: "resend KEY --scope SCOPE", Short: "Publish a completed key's messages again", Args: cobra.ExactArgs(1),
+		Long: `Publish again what the handling of a completed key published, such as its confirmation, under the same identities. The handler does not run. Consumers
+that keep their keys as long as this binding does remove the copy; it is for those that never saw the first. The binding must have had
+on_duplicate: resend when the key was completed: only then are its messages kept.`,
+		Example: "  oncemill keys resend pay-1 --scope oncemill/payments --why 'the shop lost its confirmation'",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return c.withStore(cmd.Context(), func(ctx context.Context, a *App) error {
+				n, err := a.store.Keys().Resend(ctx, keystore.ID{Scope: scope, Key: args[0]}, actor(by), why)
+				if err != nil {
+					return refusedOr(err)
+				}
+				fmt.Fprintf(c.out, "messages that go out again: %d\n", n)
+				return nil
+			})
+		},
+	}
+	cmd.Flags().StringVar(&scope, "scope", "", "the key's scope")
+	whoFlags(cmd, &by, &why)
+	mustHave(cmd, "scope")
 	return cmd
 }
 

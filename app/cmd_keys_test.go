@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/oncemill/oncemill/handlers"
 	"github.com/oncemill/oncemill/internal/testenv"
 	"github.com/oncemill/oncemill/internal/testenv/smtpsink"
 )
@@ -68,6 +69,42 @@ func TestKeysListFilters(t *testing.T) {
 	require.Contains(t, c.fails(ExitUsage, "keys", "list", "--state", "done"), "in_progress, completed, failed, in_doubt")
 	c.fails(ExitUsage, "keys", "list", "--limit", "0")
 	require.Contains(t, c.fails(ExitMissing, "keys", "show", "c-1"), "never seen")
+}
+
+// "Charged twice": the same payment came under two keys, and both had their effect. The fingerprint finds the other one.
+func TestKeysOfTheSameFingerprint(t *testing.T) {
+	t.Parallel()
+	l := &tally{}
+	payments := l.plugin()
+	payments.Open = func(_ func(any) error, b *handlers.Bindings) error {
+		b.On(tallyTopic, l.handle, handlers.Named("pay"))
+		b.On("tally.other", l.handle, handlers.Named("other"))
+		return nil
+	}
+	set := l.set()
+	set.Plugins = []handlers.Plugin{payments}
+	c := newConsole(t, set)
+	c.start()
+	for key, payload := range map[string]string{"pay-1": `{"n":1}`, "pay-1-retry": `{"n":1}`, "pay-2": `{"n":2}`} {
+		c.publish(tallyTopic, key, payload)
+		c.waitKey("oncemill/pay", key, "completed")
+	}
+	c.publish("tally.other", "pay-1", `{"n":2}`)
+	c.waitKey("oncemill/other", "pay-1", "completed")
+
+	twins := func(args ...string) (found []string) {
+		for _, k := range decode[[]keyView](c, append([]string{"keys", "list", "--same-fingerprint"}, args...)...) {
+			found = append(found, k.Scope+" "+k.Key)
+		}
+		return found
+	}
+	require.ElementsMatch(t, []string{"oncemill/pay pay-1", "oncemill/pay pay-1-retry", "oncemill/other pay-1"}, twins("pay-1"))
+	require.ElementsMatch(t, []string{"oncemill/pay pay-1", "oncemill/pay pay-1-retry"}, twins("pay-1-retry"))
+	require.ElementsMatch(t, []string{"oncemill/pay pay-1", "oncemill/pay pay-1-retry"}, twins("pay-1", "--scope", "oncemill/pay"))
+	require.Equal(t, []string{"oncemill/pay pay-2"}, twins("pay-2"), "one in another scope is no twin")
+	require.Contains(t, c.fails(ExitMissing, "keys", "list", "--same-fingerprint", "pay-3"), "never seen")
+	require.Contains(t, c.fails(ExitMissing, "keys", "list", "--same-fingerprint", "pay-2", "--scope", "oncemill/other"), "never seen")
+	c.fails(ExitUsage, "keys", "list", "--same-fingerprint", "pay-1", "--fingerprint", "x")
 }
 
 func TestForgetNeedsForce(t *testing.T) {

@@ -20,6 +20,9 @@ func (a *App) promises() []Promise {
 	for i, b := range a.bindings {
 		promises[i] = g.promise(b)
 	}
+	for i, b := range a.bindings {
+		promises[i].resend(b, a.bindings, promises)
+	}
 	return promises
 }
 

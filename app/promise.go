@@ -128,7 +128,18 @@ func (p *Promise) inBroker(b binding, g ground) {
 
 func (p *Promise) external(b binding) {
 	p.because("the call runs under a lease with a fencing token and a key for the provider; its rows commit once, with the key")
-	switch handlers.UnknownPolicy(b.engine.External.Unknown) {
+	policy := handlers.UnknownPolicy(b.engine.External.Unknown)
+	if b.fence != "" {
+		p.because("%s", b.fence)
+	}
+	if b.fence != "" && policy == handlers.UnknownRetry {
+		p.Holds = "the effect happens exactly once"
+		if window := b.engine.External.Window; window > 0 {
+			p.unless("a message that is taken up again more than %s after its first attempt: it is parked in doubt, not called again", config.Duration(window))
+		}
+		return
+	}
+	switch policy {
 	case handlers.UnknownRetry:
 		p.Holds = "the call is repeated until its outcome is known, under one key"
 		p.unless("a provider that does not deduplicate by the key%s", window(b.engine.External.Window))

@@ -46,6 +46,8 @@ var reasonTexts = map[string][2]string{
 	"account-id-taken":     {"dead", "payments: the account was opened by another message"},
 	"counter-event-exists": {"dead", "counters: the key was counted before it expired"},
 	"counter-overflow":     {"dead", "counters: the total would be too large"},
+	"dynamodb-invalid":     {"dead", "handlers in DynamoDB: the service refuses the writes, or an outgoing message could not be published"},
+	"dynamodb-too-large":   {"dead", "handlers in DynamoDB: the writes, or the result, do not fit into one transaction"},
 	"journal-entry-exists": {"dead", "journal: the key had its entry before it expired"},
 	"payload-not-json":     {"dead", "the payload is not JSON of the form that the handler takes"},
 	"payment-id-taken":     {"dead", "payments: the payment was made by a message with another key"},

@@ -100,14 +100,19 @@ type Retention struct {
 
 // Plugin is the configuration of one plugin.
 type Plugin struct {
-	// Whether the plugin's bindings run. Defaults to true.
+	// Whether the plugin's bindings run. Defaults to true, except for a plugin that has to be asked for.
 	Enabled *bool `yaml:"enabled"`
 	// Settings of the plugin; it documents the names inside.
 	Config Section `yaml:"config"`
 }
 
-// On reports whether the plugin is enabled.
-func (p Plugin) On() bool { return p.Enabled == nil || *p.Enabled }
+// On reports whether the plugin is enabled, where the configuration does not say otherwise than byDefault.
+func (p Plugin) On(byDefault bool) bool {
+	if p.Enabled == nil {
+		return byDefault
+	}
+	return *p.Enabled
+}
 
 // Decode fills the plugin's own configuration. See Section.Decode.
 func (p Plugin) Decode(ptr any) error { return p.Config.Decode(ptr) }
@@ -148,7 +153,7 @@ type Binding struct {
 	// What becomes of an outside call whose outcome is not known: "park" leaves it to a person, "retry" calls again (the provider must
 	// deduplicate), "probe" asks the provider. Defaults to the plugin's, else "park".
 	UnknownOutcome string `yaml:"unknown_outcome" enum:"park,retry,probe"`
-	// What becomes of a duplicate: "skip" acknowledges it, "resend" publishes the first run's messages again, under their same identities. Defaults to "skip".
+	// What becomes of a duplicate: "skip" acknowledges it, "resend" publishes the first run's messages again, under their same identities: consumers must keep their keys as long as this binding does. It needs the keys in the database. Defaults to "skip".
 	OnDuplicate string `yaml:"on_duplicate" enum:"skip,resend"`
 	// Settings of the binding; the plugin documents the names inside.
 	Config Section `yaml:"config"`

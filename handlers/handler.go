@@ -55,6 +55,9 @@ type External struct {
 	Unknown UnknownPolicy
 	// Window is for how long the provider deduplicates (UnknownRetry): an older attempt is parked instead. Zero is no bound.
 	Window time.Duration
+	// Fence, where set, is why a call that is made twice cannot have its effect twice, whoever makes it and when, within Window; it is printed by
+	// "oncemill guarantees". Leave it empty for a provider whose word is all there is.
+	Fence string
 }
 
 // UnknownPolicy decides about a call whose outcome is not known.

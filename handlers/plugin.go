@@ -34,6 +34,8 @@ type Plugin struct {
 	Guarantee string
 	// Publishes lists the logical topics that the handlers publish to, so that they exist before the first message.
 	Publishes []string
+	// OptIn leaves the plugin off unless the configuration enables it: one that does the work of another in another place, for example.
+	OptIn bool
 	// Open decodes the configuration and declares the bindings. Make it with the function Open.
 	Open OpenFunc
 }

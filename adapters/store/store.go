@@ -53,7 +53,7 @@ type Store interface {
 	Pending(ctx context.Context, sets []MigrationSet) ([]string, error)
 
 	// Publish writes messages to the outbox in a transaction of the caller's: *sql.Tx or *sqlx.Tx (others where the adapter says so). They leave
-	// when it commits. Wake tells the relay afterwards; without it polling finds them.
+	// when it commits; the relay finds them when it polls. outbox.NewRecord makes a message's record; InTx does all of it, for Watermill's messages.
 	Publish(ctx context.Context, tx any, records []outbox.Record) error
 
 	// Ping returns nil when the database answers now.

@@ -18,6 +18,8 @@ import (
 	"github.com/oncemill/oncemill/app"
 	"github.com/oncemill/oncemill/handlers"
 	"github.com/oncemill/oncemill/handlers/counters"
+	"github.com/oncemill/oncemill/handlers/dynamocounters"
+	"github.com/oncemill/oncemill/handlers/dynamopayments"
 	"github.com/oncemill/oncemill/handlers/email"
 	"github.com/oncemill/oncemill/handlers/journal"
 	"github.com/oncemill/oncemill/handlers/payments"
@@ -49,6 +51,8 @@ func Set() app.Set {
 			email.Plugin(),
 			counters.Plugin(),
 			journal.Plugin(),
+			dynamopayments.Plugin(),
+			dynamocounters.Plugin(),
 		},
 	}
 }

@@ -6,6 +6,7 @@ KAFKA_VERSION=4.4.0
 kafka_ports() {
 	port ONCEMILL_TEST_KAFKA_PORT 19092
 	port ONCEMILL_TEST_KAFKA_CONTROLLER_PORT 19093
+	port ONCEMILL_TEST_KAFKA_TLS_PORT 19094
 }
 
 kafka_install() {
@@ -44,15 +45,37 @@ kafka_start() {
 		share.coordinator.state.topic.replication.factor=1
 		share.coordinator.state.topic.min.isr=1
 	CONF
+	[[ -z ${ONCEMILL_TEST_TLS_DIR:-} ]] || kafka_tls "$data"
 	if [[ ! -e $data/logs/meta.properties ]]; then
+		local id
+		id=$(head -c 16 /dev/urandom | base64 -w0 | tr '+/' '-_' | tr -d =)
 		rm -rf "$data/logs"
-		kafka_java -Xmx128m kafka.tools.StorageTool format \
-			-t "$(head -c 16 /dev/urandom | base64 -w0 | tr '+/' '-_' | tr -d =)" -c "$data/server.properties"
+		# An id that begins with a hyphen would be an option.
+		kafka_java -Xmx128m kafka.tools.StorageTool format -t "${id/#-/A}" -c "$data/server.properties"
 	fi
 	kafka_java launch -Xmx512m -XX:+ExitOnOutOfMemoryError \
 		-Dorg.slf4j.simpleLogger.defaultLogLevel=warn -Dorg.slf4j.simpleLogger.showDateTime=true \
 		kafka.Kafka "$data/server.properties"
 	await kafka 90 kafka_answers
+}
+
+# kafka_tls DATA adds a listener with TLS and SCRAM; ONCEMILL_TEST_TLS_CLIENTS=true lets in clients with a certificate only.
+kafka_tls() {
+	need_ports "$ONCEMILL_TEST_KAFKA_TLS_PORT"
+	cat "$ONCEMILL_TEST_TLS_DIR"/{server-key,server}.pem >"$1/server.pem"
+	sed -i -e "s|^listeners=.*|&,TLS://127.0.0.1:$ONCEMILL_TEST_KAFKA_TLS_PORT|" "$1/server.properties"
+	cat >>"$1/server.properties" <<-CONF
+		advertised.listeners=PLAINTEXT://127.0.0.1:$ONCEMILL_TEST_KAFKA_PORT,TLS://localhost:$ONCEMILL_TEST_KAFKA_TLS_PORT
+		listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,TLS:SASL_SSL
+		ssl.keystore.type=PEM
+		ssl.keystore.location=$1/server.pem
+		ssl.truststore.type=PEM
+		ssl.truststore.location=$ONCEMILL_TEST_TLS_DIR/ca.pem
+		listener.name.tls.ssl.client.auth=$([[ ${ONCEMILL_TEST_TLS_CLIENTS:-} == true ]] && echo required || echo none)
+		sasl.enabled.mechanisms=SCRAM-SHA-256,SCRAM-SHA-512
+		listener.name.tls.scram-sha-256.sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required;
+		listener.name.tls.scram-sha-512.sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required;
+	CONF
 }
 
 # kafka_java [launch] ARGUMENT... runs Java with Kafka's libraries, in the background on request.
@@ -83,4 +106,7 @@ kafka_stop() {
 
 kafka_address() { echo "127.0.0.1:$ONCEMILL_TEST_KAFKA_PORT"; }
 
-kafka_env() { echo "export ONCEMILL_TEST_KAFKA='127.0.0.1:$ONCEMILL_TEST_KAFKA_PORT'"; }
+kafka_env() {
+	echo "export ONCEMILL_TEST_KAFKA='127.0.0.1:$ONCEMILL_TEST_KAFKA_PORT'"
+	[[ -z ${ONCEMILL_TEST_TLS_DIR:-} ]] || echo "export ONCEMILL_TEST_KAFKA_TLS='localhost:$ONCEMILL_TEST_KAFKA_TLS_PORT'"
+}

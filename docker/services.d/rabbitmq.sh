@@ -7,6 +7,7 @@ rabbitmq_ports() {
 	port ONCEMILL_TEST_RABBITMQ_API_PORT 16673
 	port ONCEMILL_TEST_RABBITMQ_DIST_PORT 16674
 	port ONCEMILL_TEST_RABBITMQ_EPMD_PORT 16675
+	port ONCEMILL_TEST_RABBITMQ_TLS_PORT 16676
 }
 
 rabbitmq_install() { need_packages /usr/lib/rabbitmq/bin/rabbitmq-server rabbitmq-server; }
@@ -29,6 +30,7 @@ rabbitmq_start() {
 		log.console = false
 		log.file.level = info
 	CONF
+	[[ -z ${ONCEMILL_TEST_TLS_DIR:-} ]] || rabbitmq_tls >>"$data/rabbitmq.conf"
 
 	if ! alive rabbitmq-epmd >/dev/null; then
 		need_ports "$ONCEMILL_TEST_RABBITMQ_EPMD_PORT"
@@ -54,11 +56,25 @@ rabbitmq_start() {
 	await rabbitmq 90 rabbitmq_answers
 }
 
+# rabbitmq_tls prints the settings of the listener with TLS. ONCEMILL_TEST_TLS_CLIENTS=true lets in clients with a certificate only.
+rabbitmq_tls() {
+	need_ports "$ONCEMILL_TEST_RABBITMQ_TLS_PORT"
+	cat <<-CONF
+		listeners.ssl.1 = 127.0.0.1:$ONCEMILL_TEST_RABBITMQ_TLS_PORT
+		ssl_options.cacertfile = $ONCEMILL_TEST_TLS_DIR/ca.pem
+		ssl_options.certfile = $ONCEMILL_TEST_TLS_DIR/server.pem
+		ssl_options.keyfile = $ONCEMILL_TEST_TLS_DIR/server-key.pem
+		ssl_options.verify = verify_peer
+		ssl_options.fail_if_no_peer_cert = ${ONCEMILL_TEST_TLS_CLIENTS:-false}
+	CONF
+}
+
 # rabbitmq_answers: the API is up, and AMQP answers the protocol header with connection.start.
-# RabbitMQ opens its AMQP listener last.
+# RabbitMQ opens its AMQP listeners last, that with TLS behind the other.
 rabbitmq_answers() {
 	[[ $(ask "$ONCEMILL_TEST_RABBITMQ_PORT" 'AMQP\x00\x00\x09\x01' 1) == 01 ]] &&
-		http_ok "$ONCEMILL_TEST_RABBITMQ_API_PORT" /api/overview guest:guest
+		http_ok "$ONCEMILL_TEST_RABBITMQ_API_PORT" /api/overview guest:guest &&
+		{ [[ -z ${ONCEMILL_TEST_TLS_DIR:-} ]] || port_taken "$ONCEMILL_TEST_RABBITMQ_TLS_PORT"; }
 }
 
 rabbitmq_stop() {
@@ -77,4 +93,5 @@ rabbitmq_address() { echo "127.0.0.1:$ONCEMILL_TEST_RABBITMQ_PORT, API $ONCEMILL
 rabbitmq_env() {
 	echo "export ONCEMILL_TEST_RABBITMQ='amqp://guest:guest@127.0.0.1:$ONCEMILL_TEST_RABBITMQ_PORT/'"
 	echo "export ONCEMILL_TEST_RABBITMQ_API='http://guest:guest@127.0.0.1:$ONCEMILL_TEST_RABBITMQ_API_PORT'"
+	[[ -z ${ONCEMILL_TEST_TLS_DIR:-} ]] || echo "export ONCEMILL_TEST_RABBITMQ_TLS='localhost:$ONCEMILL_TEST_RABBITMQ_TLS_PORT'"
 }

@@ -1,9 +1,6 @@
 package counters
 
-import (
-	"fmt"
-	"strings"
-)
+import "github.com/oncemill/oncemill/handlers/internal/tally"
 
 // Config is the plugin's section of the configuration.
 type Config struct {
@@ -15,24 +12,7 @@ type Config struct {
 }
 
 // Defaults returns the configuration that stands before anything is read.
-func (Config) Defaults() Config {
-	return Config{PerPayment: []string{
-		TopicCompleted,
-		TopicCompleted + ":{currency}",
-		TopicCompleted + ":{currency}:{from}",
-	}}
-}
+func (Config) Defaults() Config { return Config{PerPayment: tally.PerPayment(TopicCompleted)} }
 
 // Validate names the entry that is wrong.
-func (c Config) Validate() error {
-	for i, pattern := range c.PerPayment {
-		rest := strings.NewReplacer("{currency}", "", "{from}", "", "{to}", "").Replace(pattern)
-		if problem := checkName(pattern); problem != "" {
-			return fmt.Errorf("per_payment[%d]: %s", i, problem)
-		}
-		if strings.ContainsAny(rest, "{}") {
-			return fmt.Errorf("per_payment[%d]: the placeholders are {currency}, {from} and {to}", i)
-		}
-	}
-	return nil
-}
+func (c Config) Validate() error { return tally.CheckPatterns(c.PerPayment) }

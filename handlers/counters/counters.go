@@ -4,10 +4,10 @@ import (
 	"context"
 	"embed"
 	"io/fs"
-	"slices"
 	"strings"
 
 	"github.com/oncemill/oncemill/handlers"
+	"github.com/oncemill/oncemill/handlers/internal/tally"
 )
 
 // Topics that the plugin listens to.
@@ -45,44 +45,29 @@ func migrations() fs.FS {
 	return files
 }
 
-// Added is the result of a message.
-type Added struct {
-	Counters []string `json:"counters"`
-	Delta    int64    `json:"delta"`
-}
-
 // add handles counters.add.
-func add(_ context.Context, tx handlers.Tx, msg addRequest) (any, error) {
-	if problem := checkName(msg.Counter); problem != "" {
-		return nil, handlers.Permanent("counter", problem)
-	}
-	delta, err := msg.delta()
+func add(_ context.Context, tx handlers.Tx, msg tally.Request) (any, error) {
+	name, delta, err := msg.Check()
 	if err != nil {
 		return nil, err
 	}
-	return count(tx, []string{msg.Counter}, delta), nil
+	return count(tx, []string{name}, delta), nil
 }
 
 // perPayment makes the handler of payments.completed.
-func perPayment(patterns []string) func(context.Context, handlers.Tx, payment) (any, error) {
-	return func(_ context.Context, tx handlers.Tx, p payment) (any, error) {
-		var names []string
-		for _, pattern := range patterns {
-			name, err := p.expand(pattern)
-			if err != nil {
-				return nil, err
-			}
-			names = append(names, name)
+func perPayment(patterns []string) func(context.Context, handlers.Tx, tally.Payment) (any, error) {
+	return func(_ context.Context, tx handlers.Tx, p tally.Payment) (any, error) {
+		names, err := p.Names(patterns) // sorted, so rivals take the counters in one order
+		if err != nil {
+			return nil, err
 		}
-		// Rivals take the counters in one order, and a name that two patterns give counts once.
-		slices.Sort(names)
-		return count(tx, slices.Compact(names), 1), nil
+		return count(tx, names, 1), nil
 	}
 }
 
 // count queues the events and the totals of distinct, sorted names.
 func count(tx handlers.Tx, names []string, delta int64) Added {
-	added := Added{names, delta}
+	added := Added{Counters: names, Delta: delta}
 	if len(names) == 0 {
 		return added
 	}

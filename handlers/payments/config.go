@@ -1,6 +1,10 @@
 package payments
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/oncemill/oncemill/handlers/internal/bookkeeping"
+)
 
 // Config is the plugin's section of the configuration.
 type Config struct {
@@ -17,7 +21,7 @@ func (Config) Defaults() Config { return Config{EquityPrefix: "equity:"} }
 
 // Validate names the key that is wrong.
 func (c Config) Validate() error {
-	if err := checkID(c.EquityPrefix); err != "" || len(c.EquityPrefix) > 64 {
+	if err := bookkeeping.CheckID(c.EquityPrefix); err != "" || len(c.EquityPrefix) > 64 {
 		return fmt.Errorf("equity_prefix: must be 1 to 64 bytes of text without control characters")
 	}
 	return nil

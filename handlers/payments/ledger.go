@@ -7,6 +7,7 @@ import (
 	"github.com/jmoiron/sqlx"
 
 	"github.com/oncemill/oncemill/handlers"
+	"github.com/oncemill/oncemill/handlers/internal/bookkeeping"
 )
 
 // insertPayment reports false where the payment_id is taken. It does not fail then: on PostgreSQL a
@@ -24,7 +25,7 @@ func insertPayment(ctx context.Context, tx handlers.Tx, units int64, o Outcome) 
 }
 
 // recorded returns the outcome of the payment that has this id already, where it is this very message's, whose key has expired since.
-func recorded(ctx context.Context, tx handlers.Tx, t transfer) (any, error) {
+func recorded(ctx context.Context, tx handlers.Tx, t bookkeeping.Transfer) (any, error) {
 	var first struct {
 		Scope    string `db:"scope"`
 		Key      string `db:"idempotency_key"`
@@ -41,18 +42,18 @@ func recorded(ctx context.Context, tx handlers.Tx, t transfer) (any, error) {
 		return nil, fmt.Errorf("read payment: %w", err)
 	}
 	if first.Scope != tx.Scope() || first.Key != tx.Key() ||
-		first.From != t.From || first.To != t.To || first.Units != t.units || first.Currency != t.Currency {
+		first.From != t.From || first.To != t.To || first.Units != t.Units || first.Currency != t.Currency {
 		return nil, handlers.Permanentf("payment-id-taken", "payment_id was used by the message with key %q", first.Key)
 	}
-	return t.outcome(first.Reason), nil
+	return t.Outcome(first.Reason), nil
 }
 
 // book moves the money. The accounts are locked and the sums checked, so the statements can wait for the next round trip.
-func book(tx handlers.Tx, t transfer) {
+func book(tx handlers.Tx, t bookkeeping.Transfer) {
 	update := tx.Rebind(`UPDATE accounts SET balance = balance + ? WHERE id = ?`)
-	tx.Defer(wantRows(1), update, -t.units, t.From)
-	tx.Defer(wantRows(1), update, t.units, t.To)
+	tx.Defer(wantRows(1), update, -t.Units, t.From)
+	tx.Defer(wantRows(1), update, t.Units, t.To)
 	tx.Defer(wantRows(2), tx.Rebind(`INSERT INTO ledger_entries (payment_id, account, amount, currency)
 		VALUES (?, ?, ?, ?), (?, ?, ?, ?)`),
-		t.PaymentID, t.From, -t.units, t.Currency, t.PaymentID, t.To, t.units, t.Currency)
+		t.PaymentID, t.From, -t.Units, t.Currency, t.PaymentID, t.To, t.Units, t.Currency)
 }

@@ -41,6 +41,8 @@ var rules = []rule{
 	{"handlers", []string{"middleware/envelope"}, "the plugin contract knows no engine"},
 	{"handlers/handlertest/...", []string{"handlers/...", "middleware/...", "adapters/...", "internal/pluginbind"}, "the kit may know everything but app"},
 	{"handlers/internal/...", []string{"handlers", "middleware/envelope", "internal/testenv/..."}, "what plugins' tests share"},
+	{"handlers/dynamocounters", []string{"handlers", "handlers/dynamotx", "handlers/internal/..."}, "a plugin knows the plugin contract and its kind of handler only"},
+	{"handlers/dynamopayments", []string{"handlers", "handlers/dynamotx", "handlers/internal/..."}, "a plugin knows the plugin contract and its kind of handler only"},
 	{"handlers/...", []string{"handlers", "handlers/internal/...", "middleware/envelope"}, "a plugin knows the plugin contract only"},
 	{"adapters/broker", []string{"middleware/envelope", "middleware/outbox", "middleware/transact"}, "a contract knows no implementation"},
 	{"adapters/store", []string{"middleware/envelope", "middleware/outbox", "middleware/parking", "middleware/keystore"}, "a contract knows no implementation"},

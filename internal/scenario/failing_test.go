@@ -17,7 +17,10 @@ var combinations = [][2]string{{"embedded", "sqlite"}, {"rabbitmq-classic", "sql
 
 func onEveryBroker(t *testing.T, test func(t *testing.T, s *system)) {
 	for _, c := range combinations {
-		t.Run(c[0], func(t *testing.T) { test(t, newSystem(t, c[0], c[1])) })
+		t.Run(c[0], func(t *testing.T) {
+			t.Parallel()
+			test(t, newSystem(t, c[0], c[1]))
+		})
 	}
 }
 
@@ -98,6 +101,7 @@ func TestStoppedLongerThanRetention(t *testing.T) {
 	// Only a broker without a bound to its redeliveries can come to this: with the others a retention that is shorter is refused.
 	for _, c := range [][2]string{{"rabbitmq-classic", "sqlite"}, {"rabbitmq-quorum", "postgres"}} {
 		t.Run(c[0], func(t *testing.T) {
+			t.Parallel()
 			const count = 300
 			s := newSystem(t, c[0], c[1])
 			s.set("retention", node{"clean_every": "1h"})

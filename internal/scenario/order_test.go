@@ -17,6 +17,7 @@ import (
 func TestOrderIsKeptForEachKey(t *testing.T) {
 	for _, combination := range [][2]string{{"embedded", "postgres"}, {"kafka", "postgres"}} {
 		t.Run(combination[0], func(t *testing.T) {
+			t.Parallel()
 			const messages, keys = 20_000, 50
 			s := newSystem(t, combination[0], combination[1])
 			s.set("bindings/sequence/concurrency", 16)

@@ -17,6 +17,7 @@ const completedTallies = `SELECT count(*) FROM processed_events WHERE scope LIKE
 func TestGracefulRestartsRunNothingTwice(t *testing.T) {
 	for _, combination := range [][2]string{{"embedded", "sqlite"}, {"rabbitmq-classic", "postgres"}, {"rabbitmq-quorum", "postgres"}, {"kafka", "postgres"}, {"sql-postgres", "postgres"}} {
 		t.Run(combination[0], func(t *testing.T) {
+			t.Parallel()
 			const count = 1600
 			s := newSystem(t, combination[0], combination[1])
 			s.write()

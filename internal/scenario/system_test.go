@@ -132,6 +132,7 @@ func onEverySystem(t *testing.T, test func(t *testing.T, s *system)) {
 			name += "/" + c.keys
 		}
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			s := newSystem(t, c.broker, c.database)
 			s.keepKeys(c.keys)
 			test(t, s)

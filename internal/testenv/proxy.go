@@ -56,16 +56,28 @@ func (p *TCPProxy) Pause() {
 	p.Latency(24 * time.Hour)
 }
 
+// HoldAnswers holds back what the server sends, until [TCPProxy.Resume]; [TCPProxy.Cut] loses it. What clients send arrives.
+func (p *TCPProxy) HoldAnswers() {
+	p.t.Helper()
+	p.Resume()
+	p.delay(streams[1], 24*time.Hour)
+}
+
 // Latency delays what flows in each direction by d, until [TCPProxy.Resume].
 func (p *TCPProxy) Latency(d time.Duration) {
 	p.t.Helper()
 	p.Resume()
 	for _, stream := range streams {
-		toxic := fmt.Sprintf(`{"name": %q, "type": "latency", "stream": %q, "attributes": {"latency": %d}}`,
-			stream, stream, d.Milliseconds())
-		if _, err := p.proxy.Toxics.AddToxicJson(strings.NewReader(toxic)); err != nil {
-			p.t.Fatalf("testenv: delay proxy: %v", err)
-		}
+		p.delay(stream, d)
+	}
+}
+
+func (p *TCPProxy) delay(stream string, d time.Duration) {
+	p.t.Helper()
+	toxic := fmt.Sprintf(`{"name": %q, "type": "latency", "stream": %q, "attributes": {"latency": %d}}`,
+		stream, stream, d.Milliseconds())
+	if _, err := p.proxy.Toxics.AddToxicJson(strings.NewReader(toxic)); err != nil {
+		p.t.Fatalf("testenv: delay proxy: %v", err)
 	}
 }
 

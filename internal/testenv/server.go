@@ -19,6 +19,8 @@ type Server struct {
 	Address string
 	// API is the root of the HTTP interface, if the service has one.
 	API string
+	// TLS is the host and port of the listener that speaks TLS, see [PrivateTLS].
+	TLS string
 
 	t       testing.TB
 	name    string
@@ -77,6 +79,21 @@ func Private(t testing.TB, name string, env ...string) *Server {
 		values = append(values, m[1])
 	}
 	s.address(values)
+	if m := regexp.MustCompile(`(?m)^export ONCEMILL_TEST_[A-Z]+_TLS='(.*)'$`).FindStringSubmatch(printed); m != nil {
+		s.TLS = m[1]
+	}
+	return s
+}
+
+// PrivateTLS is [Private] with a further listener, at Server.TLS, that shows the server's certificate; of PostgreSQL it is the
+// same one. It knows clients' certificates by their authority. Users other than those of Address, which the test makes there, need
+// their password.
+func PrivateTLS(t testing.TB, name string, c Certificates, env ...string) *Server {
+	t.Helper()
+	s := Private(t, name, append(env, "ONCEMILL_TEST_TLS_DIR="+c.Dir)...)
+	if s.TLS == "" {
+		t.Fatalf("testenv: docker/services cannot start %s with TLS", name)
+	}
 	return s
 }
 

@@ -247,6 +247,15 @@ func TestProxy(t *testing.T) {
 	require.NoError(t, reads(conn, "two"))
 	require.NoError(t, says(conn, "three"))
 
+	p.HoldAnswers()
+	_, err = conn.Write([]byte("held"))
+	require.NoError(t, err)
+	require.NoError(t, conn.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
+	_, err = conn.Read(make([]byte, 4))
+	require.ErrorIs(t, err, os.ErrDeadlineExceeded)
+	p.Resume()
+	require.NoError(t, reads(conn, "held"))
+
 	p.Cut()
 	require.Error(t, says(conn, "four"))
 	_, err = net.Dial("tcp", p.Addr)

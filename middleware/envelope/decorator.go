@@ -1,8 +1,12 @@
 package envelope
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strings"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 )
@@ -20,7 +24,19 @@ type PublisherOptions struct {
 	Key func(topic string, msg *message.Message) (string, error)
 	// Limits are the limits of a message.
 	Limits Limits
+	// Attempts is how often Publish sends before it returns the last error. Each attempt sends all messages of the call again, under
+	// the same identities: those that the broker had already are copies, which the consumer removes. Defaults to 1.
+	Attempts int
+	// Wait is the pause before the second attempt. It doubles with each up to MaxWait, and up to half of it is taken off at random. Defaults to 100ms.
+	Wait time.Duration
+	// MaxWait is the longest pause. Defaults to 5s.
+	MaxWait time.Duration
 }
+
+const (
+	defaultWait    = 100 * time.Millisecond
+	defaultMaxWait = 5 * time.Second
+)
 
 // Publisher gives each message the identities that the contract asks for, and checks it before any broker sees it.
 type Publisher struct {
@@ -32,6 +48,12 @@ var _ message.Publisher = (*Publisher)(nil)
 
 // NewPublisher decorates any Watermill publisher, for programs that produce without the rest of Oncemill.
 func NewPublisher(next message.Publisher, opts PublisherOptions) *Publisher {
+	if opts.Wait <= 0 {
+		opts.Wait = defaultWait
+	}
+	if opts.MaxWait <= 0 {
+		opts.MaxWait = max(defaultMaxWait, opts.Wait)
+	}
 	return &Publisher{next: next, opts: opts}
 }
 
@@ -44,7 +66,11 @@ func Decorator(opts PublisherOptions) message.PublisherDecorator {
 
 // Publish sets a missing UUID and key on the messages themselves, so that publishing the same message again after
 // an error sends the same identities; a key that is there is kept. All messages are
-// checked before the first is sent; the error of a bad one wraps a *Violation. Other errors are the publisher's, unchanged: after one the message may have been sent.
+// checked before the first is sent; the error of a bad one wraps a *Violation. Other errors are the publisher's, unchanged: after one the message may have been
+// sent, and sending it again is harmless where its consumer removes duplicates.
+//
+// With Attempts it does so itself. It gives up early when the context of one of the messages ends (its cause is joined to the error), or
+// on an error that says it is permanent: a *Violation, or another with a method Permanent() string. It has no deadline of its own for a publisher that does not return.
 func (p *Publisher) Publish(topic string, messages ...*message.Message) error {
 	if err := ValidateTopic(topic); err != nil {
 		return err
@@ -54,7 +80,38 @@ func (p *Publisher) Publish(topic string, messages ...*message.Message) error {
 			return fmt.Errorf("message %q to %s: %w", msg.UUID, topic, err)
 		}
 	}
-	return p.next.Publish(topic, messages...)
+	return p.send(topic, messages)
+}
+
+func (p *Publisher) send(topic string, messages []*message.Message) error {
+	pause := p.opts.Wait
+	for attempt := 1; ; attempt++ {
+		err := p.next.Publish(topic, messages...)
+		lasting := interface{ Permanent() string }(nil)
+		if err == nil || attempt >= p.opts.Attempts || errors.As(err, &lasting) {
+			return err
+		}
+		if ended := sleep(messages, pause-rand.N(pause/2+1)); ended != nil {
+			return errors.Join(err, ended)
+		}
+		pause = min(2*pause, p.opts.MaxWait)
+	}
+}
+
+// sleep waits for d, or returns why the context of a message ended before.
+func sleep(messages []*message.Message, d time.Duration) error {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	defer cancel()
+	for _, msg := range messages {
+		defer context.AfterFunc(msg.Context(), cancel)()
+	}
+	<-ctx.Done()
+	for _, msg := range messages {
+		if msg.Context().Err() != nil {
+			return context.Cause(msg.Context())
+		}
+	}
+	return nil
 }
 
 // Close closes the decorated publisher.
@@ -90,6 +147,9 @@ func (p *Publisher) key(topic string, msg *message.Message) (string, error) {
 // Compose joins the parts of a key with '-', as in Compose("order", id, "creation"). A blank part is a *Violation: a
 // key around an id that was not set would be shared by unrelated messages. With more than one part that varies, see to
 // it that they have no '-' themselves: "a-b","c" and "a","b-c" are one key.
+//
+// Take what names the operation, and nothing that a second attempt changes: with the number of the attempt, the time of the sending or
+// a random value in it, each attempt is a message of its own and has its own effect.
 func Compose(parts ...string) (string, error) {
 	for i, part := range parts {
 		if isBlank(part) {

@@ -1,9 +1,13 @@
 package envelope_test
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"io"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -48,6 +52,64 @@ func TestPublisherKeepsTheKeyOverRetries(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, uuid.Version(7), key.Version())
 	require.NotEqual(t, first.UUID, key.String(), "a message's UUID is not its key")
+}
+
+// flaky fails as long as it has errors.
+type flaky struct {
+	recorder
+	errs []error
+}
+
+func (f *flaky) Publish(topic string, messages ...*message.Message) error {
+	_ = f.recorder.Publish(topic, messages...)
+	if len(f.errs) == 0 {
+		return nil
+	}
+	err := f.errs[0]
+	f.errs = f.errs[1:]
+	return err
+}
+
+func TestPublisherTriesAgainUnderTheSameIdentities(t *testing.T) {
+	t.Parallel()
+	lost := errors.New("connection lost")
+	next := &flaky{errs: []error{lost, lost}}
+	pub := envelope.NewPublisher(next, envelope.PublisherOptions{Attempts: 3, Wait: time.Millisecond})
+	require.NoError(t, pub.Publish("orders", &message.Message{Payload: []byte("1")}, &message.Message{Payload: []byte("2")}))
+	require.Len(t, next.sent, 6, "all messages of the call go again: nobody knows which of them the broker has")
+	for i, msg := range next.sent {
+		require.Equal(t, next.sent[i%2].UUID, msg.UUID)
+		require.Equal(t, next.sent[i%2].Metadata, msg.Metadata)
+		require.Equal(t, next.sent[i%2].Payload, msg.Payload)
+	}
+	require.NotEqual(t, next.sent[0].Metadata, next.sent[1].Metadata)
+
+	next = &flaky{errs: []error{lost, lost, io.ErrUnexpectedEOF, lost}}
+	pub = envelope.NewPublisher(next, envelope.PublisherOptions{Attempts: 3, Wait: time.Millisecond})
+	require.ErrorIs(t, pub.Publish("orders", received("1")), io.ErrUnexpectedEOF, "the last error")
+	require.Len(t, next.sent, 3)
+}
+
+func TestPublisherGivesUpEarly(t *testing.T) {
+	t.Parallel()
+	opts := envelope.PublisherOptions{Attempts: 1000, Wait: time.Hour}
+	never := fmt.Errorf("refused: %w", &envelope.Violation{Rule: envelope.RulePayloadTooLarge})
+	next := &flaky{errs: []error{never}}
+	require.ErrorIs(t, envelope.NewPublisher(next, opts).Publish("orders", received("1")), never, "no attempt mends it")
+	require.Len(t, next.sent, 1)
+
+	lost, gone := errors.New("connection lost"), errors.New("the client has gone")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	next = &flaky{errs: []error{lost}}
+	second := received("2")
+	second.SetContext(ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- envelope.NewPublisher(next, opts).Publish("orders", received("1"), second) }()
+	cancel(gone)
+	err := <-ended
+	require.ErrorIs(t, err, lost)
+	require.ErrorIs(t, err, gone)
+	require.Len(t, next.sent, 2)
 }
 
 func TestPublisherComposesAndKeepsKeys(t *testing.T) {

@@ -146,7 +146,7 @@ func (e *Engine) commit(ctx context.Context, j *job, tx keystore.Tx, facade *Tx,
 	if err != nil {
 		return err
 	}
-	c.Result, c.Outbox = result, facade.outgoing
+	c.Result, c.Outbox, c.KeepOutputs = result, facade.outgoing, e.binding.Resend
 	if err := e.fault.at(ctx, FaultBeforeCommit); err != nil {
 		return err
 	}
@@ -207,9 +207,15 @@ func (e *Engine) answer(ctx context.Context, j *job, v keystore.Verdict, tx keys
 	default:
 		return fmt.Errorf("the store answered a claim with %q", v.Outcome)
 	}
-	if j.parked != nil {
-		if err := e.removeRow(ctx, j, tx); err != nil {
+	event := Event{Kind: skipped(v.Outcome), Scope: j.id.Scope}
+	resend := v.Outcome == keystore.Duplicate && e.binding.Resend
+	if j.parked != nil || resend {
+		resent, err := e.conclude(ctx, j, tx, resend)
+		if err != nil {
 			return err
+		}
+		if resent {
+			event.Reason = reasonResent
 		}
 	}
 	if v.Outcome == keystore.Duplicate {
@@ -218,9 +224,12 @@ func (e *Engine) answer(ctx context.Context, j *job, v keystore.Verdict, tx keys
 			e.onDup(ctx, j.msg, v.Record)
 		}
 	}
-	e.observe(Event{Kind: skipped(v.Outcome), Scope: j.id.Scope})
+	e.observe(event)
 	return nil
 }
+
+// reasonResent marks the event of a duplicate whose messages were published again.
+const reasonResent = "resent"
 
 // skipped names what becomes of a copy that is not needed.
 func skipped(outcome keystore.Outcome) EventKind {
@@ -233,18 +242,27 @@ func skipped(outcome keystore.Outcome) EventKind {
 	return EventDuplicate
 }
 
-// removeRow removes the parked row of a message that turned out to be settled.
-func (e *Engine) removeRow(ctx context.Context, j *job, tx keystore.Tx) error {
+// conclude removes the parked row, if there is one, of a message that turned out to be settled, and publishes again, where asked, what the key has kept.
+func (e *Engine) conclude(ctx context.Context, j *job, tx keystore.Tx, resend bool) (resent bool, err error) {
 	if tx == nil {
-		var err error
 		if tx, err = e.keys.Begin(ctx, keystore.TxOptions{}); err != nil {
-			return inStore(err, "begin a transaction")
+			return false, inStore(err, "begin a transaction")
 		}
 		defer tx.Rollback()
 	}
-	err := tx.Commit(ctx, []keystore.Completion{{Claim: j.claim(), Keep: true, Settles: j.settles()}})
-	if err != nil && !isLost(err) {
-		return inStore(err, "remove a settled row")
+	c := keystore.Completion{Claim: j.claim(), Keep: true, Settles: j.settles()}
+	if resend {
+		if c.Outbox, _, err = tx.Outputs(ctx, j.id); err != nil {
+			return false, inStore(err, "read what is sent again")
+		}
 	}
-	return nil
+	if len(c.Outbox) == 0 && c.Settles == nil {
+		return false, nil
+	}
+	if err := tx.Commit(ctx, []keystore.Completion{c}); isLost(err) {
+		return false, nil // whoever has the row now finds the key completed
+	} else if err != nil {
+		return false, inStore(err, "settle a message whose key is settled")
+	}
+	return len(c.Outbox) > 0, nil
 }

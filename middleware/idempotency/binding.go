@@ -87,6 +87,9 @@ type Binding struct {
 	CrashLimit int
 	// Hold keeps later messages of an ordering key behind its dead letter or in-doubt message until a person decides.
 	Hold bool
+	// Resend keeps the messages that a key's completion published, and publishes them again for each duplicate that arrives before the key's retention is over:
+	// "it was already done, here is the confirmation". They have the same identities, so a consumer that keeps its keys as long removes the copies.
+	Resend bool
 }
 
 func (b Binding) withDefaults() Binding {

@@ -71,6 +71,9 @@ func New(cfg Config) (*Engine, error) {
 	if err := cfg.Binding.validate(); err != nil {
 		return nil, err
 	}
+	if cfg.Binding.Resend && cfg.Elsewhere != nil {
+		return nil, errors.New("idempotency: binding " + cfg.Binding.Scope + ": Resend needs the keys in the database alone")
+	}
 	if cfg.Keys == nil || cfg.Parking == nil {
 		return nil, errors.New("idempotency: Keys and Parking are required")
 	}

@@ -209,7 +209,8 @@ func (e *Engine) expire(ctx context.Context, j *job) {
 }
 
 // record completes the key with the result, in the transaction of Record's rows. The effect has
-// happened, so the result is held for as long as the lease can be held and the retries last; then the message is in doubt.
+// happened, so the result is held for as long as the lease can be held and the retries last; then the message is in doubt, or waits to be
+// called again where the provider deduplicates.
 func (e *Engine) record(ctx, wait context.Context, j *job, result any) error {
 	data, err := encodeResult(result)
 	if err == nil && len(data) > keystore.MaxResult {
@@ -242,7 +243,12 @@ func (e *Engine) record(ctx, wait context.Context, j *job, result any) error {
 			return err
 		}
 		again, within := p.retry(e.binding.Retry.InProcess, f.wait)
-		if f.class == permanent || !within || !pause(ctx, again) {
+		switch {
+		case f.class != permanent && within && pause(ctx, again):
+		case f.class != permanent && e.binding.External.Unknown == UnknownRetry:
+			e.expire(ctx, j) // the next attempt calls again, while the provider's window lasts
+			return err
+		default:
 			return e.doubt(ctx, wait, j, "record-failed", err, data)
 		}
 	}

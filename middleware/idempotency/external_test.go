@@ -175,6 +175,35 @@ func TestExternalRecordFails(t *testing.T) {
 	})
 }
 
+// Record fails for longer than the retries last in the process: where the provider deduplicates, nobody is asked; the message waits, and
+// the call is made again under its identity.
+func TestExternalRecordFailsForLong(t *testing.T) {
+	eachStore(t, func(t *testing.T, h *harness) {
+		var outside provider
+		var broken atomic.Bool
+		broken.Store(true)
+		ext := external(outside.call)
+		ext.Unknown = idempotency.UnknownRetry
+		ext.Record = func(ctx context.Context, tx *idempotency.Tx, msg *message.Message, _ json.RawMessage) error {
+			if broken.Load() {
+				return errBroken
+			}
+			_, err := effect(ctx, tx, msg)
+			return err
+		}
+		e := h.newEngine(t, idempotency.Binding{External: ext, Retry: idempotency.Retry{InProcess: -1, First: time.Millisecond}})
+		e.acked(t, newMessage("key", "1"))
+		require.Len(t, h.rows(t, parking.Waiting), 1)
+		require.Zero(t, h.effects(t))
+		broken.Store(false)
+		eventually(t, "the message is due", func() bool { return h.runDue(t, e) == 1 })
+		require.Equal(t, 2, outside.of("key"))
+		require.Equal(t, 1, h.effects(t))
+		require.Equal(t, keystore.Completed, h.key(t, scope, "key").State)
+		require.Empty(t, h.rows(t))
+	})
+}
+
 // The answer of the completing commit is lost: the call is not made again and its rows are there once.
 func TestExternalCommitAnswerLost(t *testing.T) {
 	eachStore(t, func(t *testing.T, h *harness) {

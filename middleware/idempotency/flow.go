@@ -55,6 +55,8 @@ func NewFlow(cfg FlowConfig) (*Flow, error) {
 		return nil, errors.New("idempotency: a flow needs a Transform")
 	case cfg.Binding.Handler != nil || cfg.Binding.External != nil:
 		return nil, errors.New("idempotency: binding " + cfg.Binding.Scope + " has two kinds of handler")
+	case cfg.Binding.Resend:
+		return nil, errors.New("idempotency: binding " + cfg.Binding.Scope + ": a flow keeps no messages to resend")
 	case cfg.Binding.Hold:
 		return nil, errors.New("idempotency: binding " + cfg.Binding.Scope + ": a flow cannot hold an ordering key behind a dead letter")
 	}

@@ -125,6 +125,8 @@ type Completion struct {
 	Retention time.Duration
 	// Outbox are the messages that leave with the effect, in order.
 	Outbox []outbox.Record
+	// KeepOutputs keeps a copy of Outbox with a key that becomes Completed, for as long as the key is kept, so that the same messages can be sent again.
+	KeepOutputs bool
 	// Park is the row to write, where the message is parked; the row of Settles is replaced by it.
 	Park *parking.Row
 	// Settles is the parked row that this message came from; it is removed (or replaced by Park) if its lease still holds, else Commit
@@ -159,6 +161,10 @@ type Tx interface {
 	// first, business statements after: the claim's locks come before all others. Two claims of one key in one call: the
 	// second is a Duplicate or Mismatch of the first.
 	Claim(ctx context.Context, claims []Claim) ([]Verdict, error)
+
+	// Outputs returns what the completion of a key kept by KeepOutputs, in order. kept is false where it kept nothing, and for a key that
+	// is not completed or past its time: who received the messages may have forgotten them, too.
+	Outputs(ctx context.Context, id ID) (records []outbox.Record, kept bool, err error)
 
 	// SQL is the handle for business statements. Its holder never commits it and never rolls it back.
 	SQL() *sqlx.Tx
@@ -231,6 +237,9 @@ type Desk interface {
 	// Forget removes a completed or failed key, so that its message would run again, and raises the epoch: what was noted elsewhere counts no
 	// more, after EpochTrust at the latest. It returns a *parking.Refusal for keys in progress, in doubt or with a parked row.
 	Forget(ctx context.Context, id ID, by, why string) error
+	// Resend writes what a completed key has kept to the outbox again, under the same identities, and returns how many messages these
+	// are. It returns ErrNotFound for an absent key, and a *parking.Refusal for one that is not completed, kept nothing, or is past its time.
+	Resend(ctx context.Context, id ID, by, why string) (int, error)
 	// Clean removes up to limit keys of the scope that are past their time, with their attempts, and returns how many. It never touches keys in progress or in doubt, nor a key with a parked row.
 	Clean(ctx context.Context, scope string, limit int) (int, error)
 	// Scopes returns every scope that has keys or parked rows, with the number of keys.

@@ -1,6 +1,14 @@
 package outbox
 
-import "time"
+import (
+	"bytes"
+	"maps"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill/middleware/envelope"
+)
 
 // Record is one outgoing message as it stands in the outbox.
 type Record struct {
@@ -30,4 +38,26 @@ type Record struct {
 	Attempts  int
 	Aside     bool   // set aside: it will not be published until somebody retries it
 	Reason    string // why the last attempt failed
+}
+
+// NewRecord makes the record of a message, or returns an *envelope.Violation. The message needs its UUID and its key; the record shares
+// no memory with it. Its deliver-at becomes the record's.
+func NewRecord(topic string, msg *message.Message, limits envelope.Limits) (Record, error) {
+	if err := envelope.ValidateMessage(msg, limits); err != nil {
+		return Record{}, err
+	}
+	key := msg.Metadata.Get(envelope.KeyHeader)
+	if err := envelope.ValidateKey(key); err != nil {
+		return Record{}, err
+	}
+	due, err := envelope.DeliverAt(msg)
+	if err != nil {
+		return Record{}, err
+	}
+	record := Record{
+		Topic: topic, UUID: msg.UUID, Key: key, OrderingKey: msg.Metadata.Get(envelope.OrderingKeyHeader),
+		Metadata: maps.Clone(msg.Metadata), Payload: bytes.Clone(msg.Payload), DeliverAt: due,
+	}
+	delete(record.Metadata, envelope.DeliverAtHeader)
+	return record, nil
 }

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 
 	"github.com/IBM/sarama"
@@ -104,10 +103,6 @@ func Open(ctx context.Context, conf Config, opts broker.Options) (*Broker, error
 		return nil, errors.Join(conf.unreachable(err), b.Close())
 	}
 	return b, nil
-}
-
-func (c Config) unreachable(err error) error {
-	return fmt.Errorf("kafka: no broker of %s can be used; check brokers, tls and sasl, and that the cluster runs: %w", strings.Join(c.Brokers, ", "), err)
 }
 
 // Publisher returns the publisher. It is closed with the broker.

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"net"
 	"sync"
 
 	"github.com/IBM/sarama"
@@ -192,6 +194,11 @@ func markOutage(err error) error {
 		if errors.Is(err, outage) {
 			return fmt.Errorf("%w: %w", outbox.ErrUnavailable, err)
 		}
+	}
+	// After its last attempt the library returns what the connection said.
+	var network *net.OpError
+	if errors.As(err, &network) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return fmt.Errorf("%w: %w", outbox.ErrUnavailable, err)
 	}
 	return err
 }

@@ -9,6 +9,10 @@ import (
 	"os"
 	"slices"
 	"strings"
+
+	"github.com/IBM/sarama"
+
+	"github.com/oncemill/oncemill/adapters/internal/tlsfault"
 )
 
 // Secret is a text that is never printed: fmt, slog, JSON and YAML show "[hidden]".
@@ -135,4 +139,26 @@ func (c SASLConfig) password() (string, error) {
 		return "", fmt.Errorf("kafka: reading sasl.password_file: %w", err)
 	}
 	return strings.TrimSuffix(strings.TrimSuffix(string(text), "\n"), "\r"), nil
+}
+
+// unreachable says what to do where no broker lets this client in.
+func (c Config) unreachable(err error) error {
+	settings := tlsfault.Settings{
+		On: "TLS by tls.enabled", Used: c.TLS.Enabled,
+		CA: "tls.ca_file", Client: "tls.cert_file and tls.key_file", Name: "tls.server_name",
+	}
+	if c.SASL.Mechanism == "" {
+		settings.Ended = "; where it wants a user, set sasl.mechanism"
+	}
+	what := fmt.Sprintf("kafka: no broker of %s can be used", strings.Join(c.Brokers, ", "))
+	switch {
+	case errors.Is(err, sarama.ErrSASLAuthenticationFailed):
+		return fmt.Errorf("%s: %w; check sasl.user and sasl.password, or the file of sasl.password_file", what, err)
+	case errors.Is(err, sarama.ErrUnsupportedSASLMechanism):
+		return fmt.Errorf("%s: %w; set sasl.mechanism to one that this listener takes", what, err)
+	}
+	if explained := settings.Explain(err); explained != err { //nolint:errorlint // whether it is another value
+		return fmt.Errorf("%s: %w", what, explained)
+	}
+	return fmt.Errorf("%s; check brokers, tls and sasl, and that the cluster runs: %w", what, err)
 }

@@ -238,43 +238,6 @@ func TestTransactionsOfManyOwners(t *testing.T) {
 	p.drain(one)
 }
 
-// A paused owner that commits after another one took over is refused, and nothing of its transaction is seen.
-func TestF005TransactionsFenceAZombie(t *testing.T) {
-	t.Parallel()
-	p := newPipe(t, 1)
-	p.send("k")
-	type held struct {
-		shard transact.Shard
-		batch transact.Batch
-	}
-	zombie := make(chan held, 1)
-	wake, outcome := make(chan struct{}), make(chan error, 1)
-	var once sync.Once
-	old := p.start(func(ctx context.Context, shard transact.Shard) error {
-		batch, taken, err := p.batchOf(shard)
-		for err == nil && taken == 0 {
-			batch, taken, err = p.batchOf(shard)
-		}
-		once.Do(func() {
-			zombie <- held{shard, batch}
-			<-wake // it minds neither its context nor Stopping
-			outcome <- shard.Commit(context.Background(), batch)
-		})
-		return err
-	})
-	h := <-zombie
-	require.Len(t, h.batch.Outputs, 1)
-	next := p.start(p.copies)
-	requireOnce(t, published(t, p.out, 1), []string{"k"})
-	close(wake)
-	require.ErrorIs(t, <-outcome, transact.ErrLost)
-	requireOnce(t, published(t, p.out, 1), []string{"k"})
-	p.send("k", "after")
-	requireOnce(t, published(t, p.out, 2), []string{"k", "after"})
-	p.drain(next)
-	p.drain(old)
-}
-
 // What a transaction wrote before the cluster refused one of its records stays unseen; without that one the batch commits.
 func TestF060TransactionsRefuseWhatIsTooLarge(t *testing.T) {
 	t.Parallel()

@@ -2,11 +2,14 @@ package natsbroker
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"net/url"
 	"strings"
 
 	"github.com/nats-io/nats.go"
+
+	"github.com/oncemill/oncemill/adapters/internal/tlsfault"
 )
 
 // servers are the addresses out of a URL list, with what gave access taken out, so
@@ -122,6 +125,22 @@ func (c *Config) tlsOptions() []nats.Option {
 		opts = append(opts, nats.ClientCert(c.TLS.Cert, c.TLS.Key))
 	}
 	return opts
+}
+
+// explain says what to do where none of the servers lets this client in.
+func (c *Config) explain(err error, where servers) error {
+	used := c.TLS != TLS{} || strings.Contains(where.list(), "tls://") || strings.Contains(where.list(), "wss://")
+	settings := tlsfault.Settings{On: "TLS by tls:// and tls", Used: used, CA: "tls.ca", Client: "tls.cert and tls.key"}
+	switch {
+	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrAuthExpired), errors.Is(err, nats.ErrAuthRevoked), errors.Is(err, nats.ErrAccountAuthExpired):
+		return fmt.Errorf("%w; check what gives access: creds_file, nkey_file, user and password, or those in url", err)
+	case errors.Is(err, nats.ErrSecureConnWanted), errors.Is(err, nats.ErrSecureConnRequired):
+		return fmt.Errorf("%w; write tls:// in url where the server wants TLS, and nats:// where it has none", err)
+	}
+	if explained := settings.Explain(err); explained != err { //nolint:errorlint // whether it is another value
+		return explained
+	}
+	return fmt.Errorf("%w; check that the server is reachable and that the credentials are right", err)
 }
 
 func (s servers) list() string { return strings.Join(s.urls, ",") }

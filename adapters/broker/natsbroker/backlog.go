@@ -7,7 +7,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// watchBacklog closes caughtUp when what stood in the stream at the beginning is settled, by whichever replica.
+// watchBacklog calls CatchUp when what stood in the stream at the beginning is settled, by whichever replica.
 func (s *subscriber) watchBacklog(ctx context.Context) {
 	last, known := uint64(0), false
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, 500*time.Millisecond) {
@@ -16,7 +16,7 @@ func (s *subscriber) watchBacklog(ctx context.Context) {
 				last, known = info.last, true
 			}
 			if info.consumer.AckFloor.Stream >= last || info.consumer.NumPending+uint64(info.consumer.NumAckPending) == 0 {
-				close(s.caughtUp)
+				s.CatchUp()
 				return
 			}
 		}

@@ -54,7 +54,7 @@ func openExternal(ctx context.Context, decode func(any) error, opts broker.Optio
 	}
 	l, err := connect(ctx, where.list(), cfg.api(), slowestReconnect, opts.Logger, append(access, nats.Name(opts.ClientName))...)
 	if err != nil {
-		return nil, fmt.Errorf("nats: %w; check that %s is reachable and that the credentials are right", err, where.list())
+		return nil, fmt.Errorf("nats: %s: %w", where.list(), cfg.explain(err, where))
 	}
 	b := newBroker("nats", cfg, opts, l)
 	b.capabilities = cfg.capabilities(cfg.Replicas >= 3 && cfg.Topology == topologyDeclare, b.maxPayload, l.nc.MaxPayload())

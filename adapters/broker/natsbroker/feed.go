@@ -46,7 +46,7 @@ func (s *subscriber) feed() {
 		if d == nil {
 			return
 		}
-		if s.isStopping() {
+		if s.IsStopping() {
 			s.settlers.Go(func() { s.handBack(d) })
 			s.endOffer()
 			continue
@@ -64,7 +64,7 @@ func (s *subscriber) next() *delivery {
 		}
 		select {
 		case <-s.wake:
-		case <-s.stop:
+		case <-s.Stopping():
 			select {
 			case <-s.wake:
 			case <-s.quiet:
@@ -77,15 +77,15 @@ func (s *subscriber) next() *delivery {
 func (s *subscriber) pop() *delivery {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.isStopping() && s.order != nil {
+	if s.IsStopping() && s.order != nil {
 		s.queue = append(s.queue, s.order.withheld...)
 		s.order.withheld = nil
 	}
-	if len(s.queue) == 0 || s.handed >= s.sub.InFlight && !s.isStopping() {
+	if len(s.queue) == 0 || s.handed >= s.sub.InFlight && !s.IsStopping() {
 		return nil
 	}
 	at := 0
-	if !s.isStopping() {
+	if !s.IsStopping() {
 		if at = s.unblocked(); at < 0 {
 			return nil
 		}
@@ -164,7 +164,7 @@ func (s *subscriber) handOver(d *delivery) {
 		s.putBack(d)
 	case <-d.taken:
 		s.finish(d, nil)
-	case <-s.stop:
+	case <-s.Stopping():
 		s.settlers.Go(func() { s.handBack(d) })
 	}
 }

@@ -141,7 +141,7 @@ func (s *subscriber) takeLease(ctx context.Context, kv jetstream.KeyValue, key s
 				return l, nil
 			}
 		}
-		s.setProblem(nil)
+		s.SetProblem(nil)
 		select {
 		case <-time.After(leaseWatch):
 		case <-ctx.Done():

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/oncemill/oncemill/adapters/internal/draining"
 )
 
 // errGap ends a session: the server delivered something that did not come here.
@@ -130,8 +132,8 @@ func (s *subscriber) awaitDue(ctx context.Context, consumer jetstream.Consumer, 
 			return nil, errConnectionChanged
 		case <-s.leaseLost():
 			return nil, errLeaseLost
-		case <-s.stop:
-			return nil, errStopping
+		case <-s.Stopping():
+			return nil, draining.ErrStopping
 		}
 	}
 }
@@ -177,8 +179,8 @@ func (s *subscriber) answered(p *pull, change <-chan struct{}) error {
 			return errLeaseLost
 		case <-change:
 			return errConnectionChanged
-		case <-s.stop:
-			return errStopping
+		case <-s.Stopping():
+			return draining.ErrStopping
 		}
 	}
 	return nil

@@ -52,7 +52,7 @@ func (s *subscriber) requeue(d *delivery) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	// Asked under the lock: feed, which has its last look at the queue after the stop, may have ended.
-	if s.isStopping() {
+	if s.IsStopping() {
 		return time.Millisecond
 	}
 	if !d.waiting { // it went with another

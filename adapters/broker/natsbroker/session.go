@@ -15,13 +15,13 @@ var errConnectionChanged = errors.New("the connection was lost")
 // consume holds one session after the other until the stop.
 func (s *subscriber) consume(ctx context.Context) {
 	failures := 0
-	for !s.isStopping() {
+	for !s.IsStopping() {
 		began := time.Now()
 		err := s.turn(ctx)
-		if s.isStopping() {
+		if s.IsStopping() {
 			return
 		}
-		s.setProblem(fmt.Errorf("nats: %w", err))
+		s.SetProblem(fmt.Errorf("nats: %w", err))
 		level := slog.LevelWarn
 		if up, _ := s.b.link.state(); !up || errors.Is(err, errConnectionChanged) { // that is logged once for all
 			level = slog.LevelDebug
@@ -33,7 +33,7 @@ func (s *subscriber) consume(ctx context.Context) {
 		failures++
 		select {
 		case <-time.After(reconnectDelay(failures, 2*time.Second)):
-		case <-s.stop:
+		case <-s.Stopping():
 		}
 	}
 }
@@ -72,7 +72,7 @@ func (s *subscriber) turn(ctx context.Context) error {
 			return err
 		}
 	}
-	s.setProblem(nil)
+	s.SetProblem(nil)
 	return s.pump(p, change)
 }
 
@@ -165,7 +165,7 @@ func (s *subscriber) pump(p *pull, change <-chan struct{}) error {
 			return errLeaseLost
 		case <-change:
 			return errConnectionChanged
-		case <-s.stop:
+		case <-s.Stopping():
 			return nil
 		}
 		if s.gapSeen() {

@@ -35,7 +35,7 @@ func (s *subscriber) settle(d *delivery, msg *message.Message) {
 		s.finish(d, s.confirm(d, bodyAck, "ack"))
 	case <-msg.Nacked():
 		s.nacked(d)
-	case <-s.abandon:
+	case <-s.Abandoned():
 		s.handBack(d)
 	case <-d.taken:
 		s.finish(d, nil)
@@ -45,7 +45,7 @@ func (s *subscriber) settle(d *delivery, msg *message.Message) {
 // nacked gives the message back for a redelivery after a delay. Ordered, it stays in our hands meanwhile, so
 // that nothing of its ordering key reaches another replica before it; its context ends when nothing of that is offered any more.
 func (s *subscriber) nacked(d *delivery) {
-	if s.isStopping() {
+	if s.IsStopping() {
 		s.handBack(d)
 		return
 	}
@@ -63,7 +63,7 @@ func (s *subscriber) nacked(d *delivery) {
 	for ; wait > 0; wait = s.requeue(d) {
 		select {
 		case <-time.After(wait):
-		case <-s.stop:
+		case <-s.Stopping():
 			if s.unpostpone(d) {
 				s.handBack(d)
 			}

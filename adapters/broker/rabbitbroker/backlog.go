@@ -55,12 +55,24 @@ func (b *backlog) settled(part bool) {
 
 // requeued counts a delivery that will come again.
 func (b *backlog) requeued(part bool) {
+	b.expect(part)
+	b.gone()
+}
+
+// expect counts a delivery that is about to be sent back: it may come again before the sender goes on.
+func (b *backlog) expect(part bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.inFlight--
 	if part {
 		b.open++
 	}
+}
+
+// gone counts a delivery that was sent back.
+func (b *backlog) gone() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.inFlight--
 }
 
 func (b *backlog) finish() {

@@ -95,7 +95,7 @@ func Open(ctx context.Context, cfg Config, opts broker.Options) (broker.Broker, 
 	b.publisher = &publisher{b: b, pool: newPool(b.publish)}
 	if _, _, err := b.consume.get(ctx); err != nil {
 		_ = b.Close()
-		return nil, fmt.Errorf("%w: is it running, and is the URL of broker %s right?", err, Name)
+		return nil, fmt.Errorf("broker %s: %w", Name, err)
 	}
 	return b, nil
 }

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/oncemill/oncemill/adapters/internal/tlsfault"
 )
 
 const (
@@ -92,22 +94,31 @@ func (c Config) dial(ctx context.Context, clientName string) (*amqp.Connection, 
 	return conn, nil
 }
 
+// dialError says what to do about err.
 func dialError(ctx context.Context, err error, uri amqp.URI) error {
-	switch {
-	case ctx.Err() != nil:
-		return fmt.Errorf("no answer in time: %w", ctx.Err())
-	case errors.Is(err, amqp.ErrCredentials) || errors.Is(err, amqp.ErrSASL):
-		return errors.New("user or password refused")
-	case errors.Is(err, amqp.ErrVhost):
-		return fmt.Errorf("no access to virtual host %q", uri.Vhost)
-	}
 	// Nothing in the client puts a password into these errors; should it begin to, the error is replaced.
 	for _, secret := range []string{uri.Password, url.QueryEscape(uri.Password), url.PathEscape(uri.Password)} {
 		if len(secret) > 3 && secret != "guest" && strings.Contains(err.Error(), secret) {
 			return errors.New("the connection failed")
 		}
 	}
-	return err
+	var refusal *amqp.Error
+	switch {
+	case ctx.Err() != nil:
+		return fmt.Errorf("no answer in time: %w; is it running, and is the URL right?", ctx.Err())
+	case errors.Is(err, amqp.ErrCredentials) || errors.Is(err, amqp.ErrSASL):
+		return errors.New("user or password refused: check them in url, or in the file of url_file")
+	case errors.Is(err, amqp.ErrVhost), errors.As(err, &refusal) && refusal.Code == amqp.NotAllowed:
+		return fmt.Errorf("no access to virtual host %q: have it made, and grant this user permissions there", uri.Vhost)
+	}
+	settings := tlsfault.Settings{
+		On: "TLS by amqp in url", Used: uri.Scheme == "amqps",
+		CA: "tls.ca_file", Client: "tls.cert_file and tls.key_file", Name: "tls.server_name",
+	}
+	if explained := settings.Explain(err); explained != err { //nolint:errorlint // whether it is another value
+		return explained
+	}
+	return fmt.Errorf("%w; is it running, and is the URL right?", err)
 }
 
 // tlsConfig makes the TLS configuration; files named in the URL's query stand in for those of Config.TLS.

@@ -169,10 +169,12 @@ func (ss *session) settle(tag uint64, msg *message.Message, part bool) {
 		return
 	case <-msg.Nacked():
 		ss.hold(msg.UUID)
+		ss.s.backlog.expect(part)
 		_ = ss.ch.Nack(tag, false, true)
+		ss.s.backlog.gone()
 	case <-ss.ctx.Done():
+		ss.s.backlog.requeued(part)
 	}
-	ss.s.backlog.requeued(part)
 }
 
 // hold waits out the delay of a nack.

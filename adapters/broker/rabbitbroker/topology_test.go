@@ -1,6 +1,8 @@
 package rabbitbroker_test
 
 import (
+	"net/http"
+	"net/url"
 	"testing"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -123,4 +125,46 @@ func TestOperatorsOwnTopology(t *testing.T) {
 	require.NoError(t, err)
 	_, err = ch.QueueDeclarePassive(topic+":g", true, false, false, false, nil)
 	require.Error(t, err, "a queue was made")
+}
+
+// A user without the right to configure anything works with what operators made, and is told what it may not make.
+func TestUserWithoutConfigureRight(t *testing.T) {
+	t.Parallel()
+	server := testenv.RabbitMQ(t)
+	topic, missing := testenv.Name(t, "owned"), testenv.Name(t, "missing")
+	groups := []broker.Subscription{{Topic: topic, Group: "g"}, {Topic: topic, Group: "ordered", Ordered: true}}
+	operators := open(t, config(server.URL, rabbitbroker.Quorum))
+	require.NoError(t, operators.Declare(t.Context(), topic, groups))
+
+	user := testenv.Name(t, "user")
+	setUser(t, server, user, shopPassword)
+	defer api(t, server, http.MethodDelete, "/users/"+user, nil, nil)
+	grant(t, server, server.VHost, user, rights{Configure: "^$", Write: ".*", Read: ".*"})
+	u, err := url.Parse(server.URL)
+	require.NoError(t, err)
+	u.User = url.UserPassword(user, shopPassword)
+
+	for _, topology := range []string{rabbitbroker.Verify, rabbitbroker.Off} {
+		cfg := config(u.String(), rabbitbroker.Quorum)
+		cfg.Topology = topology
+		b := open(t, cfg)
+		require.NoError(t, b.Declare(t.Context(), topic, groups), topology)
+		for _, sub := range groups {
+			_, got := subscribe(t, b, sub)
+			msg := newMessage(topology)
+			require.NoError(t, b.Publisher().Publish(topic, msg), topology)
+			for received := ""; received != msg.UUID; { // the other group's copies come, too
+				m := next(t, got)
+				received = m.UUID
+				require.True(t, m.Ack())
+			}
+		}
+		if topology == rabbitbroker.Verify {
+			require.ErrorContains(t, b.Declare(t.Context(), missing, nil), "have it made")
+		}
+		require.NoError(t, b.Close())
+	}
+	err = open(t, config(u.String(), rabbitbroker.Quorum)).Declare(t.Context(), missing, []broker.Subscription{{Topic: missing, Group: "g"}})
+	require.ErrorContains(t, err, "set topology to verify, or grant configure")
+	require.NotContains(t, err.Error(), "s3cr3t")
 }

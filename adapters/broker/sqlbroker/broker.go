@@ -94,7 +94,7 @@ func Open(ctx context.Context, cfg Config, opts broker.Options) (broker.Broker, 
 	}
 	if err := db.ping(ctx); err != nil {
 		db.close()
-		return nil, fmt.Errorf("broker %s: %w: check that the server runs, and dsn", Name, err)
+		return nil, fmt.Errorf("broker %s: %w", Name, err)
 	}
 	b := &sqlBroker{cfg: cfg, opts: opts, log: logger, server: db, subs: map[*subscriber]struct{}{}, topics: map[string][]string{}}
 	b.life, b.end = context.WithCancel(context.Background())
@@ -262,7 +262,7 @@ func (b *sqlBroker) Close() error {
 		}
 		b.mu.Unlock()
 		for _, s := range subs {
-			s.giveUp()
+			s.GiveUp()
 		}
 		for _, s := range subs {
 			_ = s.Close()

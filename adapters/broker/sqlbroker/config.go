@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/oncemill/oncemill/adapters/internal/mysqlwire"
+	"github.com/oncemill/oncemill/adapters/internal/pgwire"
 )
 
 // Name is the broker's name, in Factory and in envelope.Delivery.
@@ -64,10 +65,6 @@ const minVisibility = time.Second
 
 var schemaName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,62}$`)
 
-// errDSN never carries the string itself: it may have a password at any place.
-var errDSN = errors.New("dsn cannot be understood: write postgres://user:password@host:5432/database, " +
-	"with the reserved characters of the password percent-encoded")
-
 // Validate reports all that is wrong, without connecting.
 func (c Config) Validate() error {
 	var errs []error
@@ -89,7 +86,7 @@ func (c Config) Validate() error {
 		_, err := c.mysqlConfig(c.DSN, "")
 		refuse(err != nil, "%w", err)
 	default:
-		_, err := parseDSN(c.DSN)
+		_, err := pgwire.Parse(c.DSN)
 		refuse(err != nil, "%w", err)
 	}
 	return errors.Join(errs...)
@@ -126,21 +123,13 @@ func (c Config) dsn() (string, error) {
 	return strings.TrimSpace(string(text)), nil
 }
 
-func parseDSN(dsn string) (*pgx.ConnConfig, error) {
-	cfg, err := pgx.ParseConfig(dsn)
-	if err != nil {
-		return nil, errDSN
-	}
-	return cfg, nil
-}
-
 // connConfig is for a connection to PostgreSQL, by the connection string as it is now.
 func (c Config) connConfig(clientName string) (*pgx.ConnConfig, error) {
 	dsn, err := c.dsn()
 	if err != nil {
 		return nil, err
 	}
-	cfg, err := parseDSN(dsn)
+	cfg, err := pgwire.Parse(dsn)
 	if err != nil {
 		return nil, err
 	}

@@ -62,7 +62,7 @@ func (s *subscriber) offer(d *delivery, msg *message.Message) {
 		s.putBack(d)
 	case <-d.taken:
 		s.finish([]*delivery{d})
-	case <-s.stop:
+	case <-s.Stopping():
 		s.submit(d, untouched)
 	}
 }
@@ -88,7 +88,7 @@ func (s *subscriber) next() (*delivery, *message.Message) {
 		select {
 		case <-s.queued:
 		case <-due:
-		case <-s.stop:
+		case <-s.Stopping():
 			s.returnQueue()
 			select {
 			case <-s.queued:
@@ -105,7 +105,7 @@ func (s *subscriber) next() (*delivery, *message.Message) {
 func (s *subscriber) pop() (*delivery, *message.Message, time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.isStopping() {
+	if s.IsStopping() {
 		return nil, nil, 0
 	}
 	var wait time.Duration
@@ -161,7 +161,7 @@ func (s *subscriber) await(d *delivery, msg *message.Message) {
 		s.submit(d, ack)
 	case <-msg.Nacked():
 		s.nacked(d)
-	case <-s.abandon:
+	case <-s.Abandoned():
 		s.submit(d, handBack)
 	case <-d.taken:
 		s.finish([]*delivery{d})
@@ -187,7 +187,7 @@ func (s *subscriber) postpone(d *delivery) *offer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	// Asked under the lock: feed, which has its last look at the queue after the stop, may have ended.
-	if s.isStopping() || s.held[d.offset] != d {
+	if s.IsStopping() || s.held[d.offset] != d {
 		s.decide(d, handBack)
 		return nil
 	}
@@ -211,7 +211,7 @@ func (s *subscriber) submit(d *delivery, v verdict) {
 
 // decide is submit with the lock held.
 func (s *subscriber) decide(d *delivery, v verdict) {
-	if v == nack && s.isStopping() {
+	if v == nack && s.IsStopping() {
 		v = handBack
 	}
 	d.verdict = v

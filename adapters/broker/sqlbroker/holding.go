@@ -52,7 +52,7 @@ func (s *subscriber) consume(asking, settling context.Context) {
 		if asking.Err() != nil {
 			return
 		}
-		s.setProblem(fmt.Errorf("sql: %w", err))
+		s.SetProblem(fmt.Errorf("sql: %w", err))
 		s.log.Warn("sql subscription is interrupted", slog.Any("err", err))
 		if time.Since(began) > 10*time.Second {
 			pause = retryFirst
@@ -170,7 +170,7 @@ func (s *subscriber) become(ctx context.Context, h *holding) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		s.setProblem(err)
+		s.SetProblem(err)
 		if sleep(ctx, standByWatch) != nil {
 			return ctx.Err()
 		}
@@ -233,7 +233,7 @@ func (s *subscriber) claimAll(ctx, owning context.Context, h *holding) error {
 			if ctx.Err() != nil || errors.Is(err, errNoTopic) {
 				return err
 			}
-			s.setProblem(fmt.Errorf("sql: %w", err))
+			s.SetProblem(fmt.Errorf("sql: %w", err))
 			s.log.Debug("sql claim failed", slog.Any("err", err))
 			full = false
 			if sleep(ctx, jitter(pause)) != nil {
@@ -242,7 +242,7 @@ func (s *subscriber) claimAll(ctx, owning context.Context, h *holding) error {
 			pause = min(2*pause, retryMost)
 			continue
 		}
-		s.setProblem(nil)
+		s.SetProblem(nil)
 		pause = retryFirst
 		s.arrive(h, rows)
 		if full = len(rows) == free; full {

@@ -115,7 +115,7 @@ func (m *mysqlServer) ping(ctx context.Context) error {
 	err := m.db.QueryRowContext(ctx, `SELECT version(), @@innodb_flush_log_at_trx_commit, @@sync_binlog, @@log_bin, @@lower_case_table_names`).
 		Scan(&s.version, &s.flush, &s.syncBinlog, &s.binlog, &s.foldedNames)
 	if err != nil {
-		return fmt.Errorf("ping MySQL: %w", err)
+		return fmt.Errorf("ping MySQL: %w; check that the server runs, and dsn", err)
 	}
 	if !mysqlwire.Supported(s.version) {
 		return fmt.Errorf("the server is %s: MySQL 8.0.19 or MariaDB 10.6 is needed", s.version)

@@ -55,7 +55,7 @@ func connectPostgres(ctx context.Context, cfg Config, clientName string, logger 
 	}
 	pc, err := pgxpool.ParseConfig("")
 	if err != nil {
-		return nil, errDSN
+		return nil, pgwire.ErrDSN
 	}
 	pc.ConnConfig = first
 	pc.MaxConns = int32(min(cfg.MaxOpen, 10_000)) //nolint:gosec // bounded
@@ -93,7 +93,7 @@ func (p *postgres) close() { p.pool.Close() }
 func (p *postgres) ping(ctx context.Context) error {
 	var version int
 	if err := p.pool.QueryRow(ctx, `SELECT current_setting('server_version_num')::int`).Scan(&version); err != nil {
-		return fmt.Errorf("ping PostgreSQL: %w", err)
+		return pgwire.Explain(fmt.Errorf("ping PostgreSQL: %w", err))
 	}
 	if version < 130000 {
 		return fmt.Errorf("PostgreSQL 13 or later is needed, the server is %d", version/10000)

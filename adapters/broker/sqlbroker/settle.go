@@ -104,7 +104,7 @@ const (
 	backlogAtMost  = 500 * time.Millisecond
 )
 
-// watchBacklog closes caughtUp when what stood in the queue at Subscribe is settled, by whichever replica.
+// watchBacklog calls CatchUp when what stood in the queue at Subscribe is settled, by whichever replica.
 func (s *subscriber) watchBacklog(ctx context.Context, h *holding) {
 	pause := backlogAtFirst
 	for {
@@ -125,7 +125,7 @@ func (s *subscriber) watchBacklog(ctx context.Context, h *holding) {
 
 func (s *subscriber) seeBacklog(ctx context.Context, h *holding) (done bool, err error) {
 	select {
-	case <-s.caughtUp:
+	case <-s.CaughtUp():
 		return true, nil
 	default:
 	}
@@ -138,7 +138,7 @@ func (s *subscriber) seeBacklog(ctx context.Context, h *holding) (done bool, err
 		}
 		s.marked, s.mark = true, last
 		if !any {
-			close(s.caughtUp)
+			s.CatchUp()
 			return true, nil
 		}
 	}
@@ -147,7 +147,7 @@ func (s *subscriber) seeBacklog(ctx context.Context, h *holding) (done bool, err
 	}
 	done, err = s.b.server.settledUpTo(ctx, h.queue, s.mark)
 	if done && err == nil {
-		close(s.caughtUp)
+		s.CatchUp()
 	}
 	return done, err
 }

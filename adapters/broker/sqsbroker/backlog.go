@@ -15,7 +15,7 @@ import (
 // looks is how often the counts must say that the backlog is settled: they are approximate.
 const looks = 3
 
-// watchBacklog closes caughtUp when what stood in the queue at Subscribe is settled, by whichever replica. The service only counts:
+// watchBacklog calls CatchUp when what stood in the queue at Subscribe is settled, by whichever replica. The service only counts:
 // all that it counts must be in our hands, and have come later. A queue that is never found so is taken for caught up when the service
 // has dropped what stood in it.
 func (s *subscriber) watchBacklog(asking context.Context, url string) {
@@ -34,7 +34,7 @@ func (s *subscriber) watchBacklog(asking context.Context, url string) {
 			good++
 		}
 		if good == looks || time.Since(s.since) > s.b.queues.longest() {
-			close(s.caughtUp)
+			s.CatchUp()
 			return
 		}
 		if sleep(asking, s.b.cfg.CaughtUpAfter/(looks-1)) != nil {

@@ -256,7 +256,7 @@ func (b *sqsBroker) Close() error {
 		}
 		b.mu.Unlock()
 		for _, s := range subs {
-			s.giveUp()
+			s.GiveUp()
 		}
 		for _, s := range subs {
 			_ = s.Close()

@@ -19,7 +19,7 @@ func (s *subscriber) feed() {
 		case s.out <- msg:
 			s.settlers.Go(func() { s.await(d, msg) })
 		case <-d.taken:
-		case <-s.stop:
+		case <-s.Stopping():
 			s.submit(d, handBack)
 		}
 	}
@@ -33,7 +33,7 @@ func (s *subscriber) next() (*delivery, *message.Message) {
 		}
 		select {
 		case <-s.queued:
-		case <-s.stop:
+		case <-s.Stopping():
 			s.returnQueue()
 			select {
 			case <-s.queued:
@@ -49,7 +49,7 @@ func (s *subscriber) next() (*delivery, *message.Message) {
 func (s *subscriber) pop() (*delivery, *message.Message) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.isStopping() {
+	if s.IsStopping() {
 		return nil, nil
 	}
 	for i, d := range s.queue {
@@ -81,7 +81,7 @@ func (s *subscriber) await(d *delivery, msg *message.Message) {
 		s.submit(d, ack)
 	case <-msg.Nacked():
 		s.submit(d, nack)
-	case <-s.abandon:
+	case <-s.Abandoned():
 		s.submit(d, handBack)
 	case <-d.taken:
 	}
@@ -100,7 +100,7 @@ func (s *subscriber) decide(d *delivery, v verdict) {
 	if _, held := s.held[d]; !held || d.verdict != undecided {
 		return
 	}
-	if v == nack && s.isStopping() {
+	if v == nack && s.IsStopping() {
 		v = handBack
 	}
 	d.verdict = v

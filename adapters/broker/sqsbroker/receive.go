@@ -27,7 +27,7 @@ func (s *subscriber) consume(working context.Context, helpers *sync.WaitGroup) {
 	defer cancel()
 	helpers.Go(func() {
 		select {
-		case <-s.stop:
+		case <-s.Stopping():
 			cancel()
 		case <-asking.Done():
 		}
@@ -85,7 +85,7 @@ func (s *subscriber) find(asking context.Context) (string, error) {
 }
 
 func (s *subscriber) troubled(err error) {
-	s.setProblem(fmt.Errorf("sqs: %w", err))
+	s.SetProblem(fmt.Errorf("sqs: %w", err))
 	s.log.Warn("sqs messages cannot be received", slog.Any("err", err))
 }
 
@@ -101,7 +101,7 @@ func (s *subscriber) receive(working, asking context.Context, url string, full c
 		got, err := s.ask(working, &r, places)
 		switch {
 		case err == nil:
-			s.setProblem(nil)
+			s.SetProblem(nil)
 			pause = retryFirst
 			if got == places {
 				signal(full)

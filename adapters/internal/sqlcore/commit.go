@@ -23,6 +23,7 @@ type plan struct {
 	released []leased
 	parks    []keystore.Completion
 	outgoing []outbox.Record
+	kept     *Set // outputs that stay with their keys
 }
 
 // Commit implements keystore.Tx.
@@ -46,6 +47,7 @@ func (t *tx) Commit(ctx context.Context, completions []keystore.Completion) erro
 
 func (t *tx) plan(completions []keystore.Completion) (*plan, error) {
 	p := &plan{
+		kept:     keeps(completions),
 		held:     &Set{Types: []string{"text", "text", "text", "text", "later", "text"}},
 		expected: &Set{Types: []string{"text", "text", "text"}},
 		leased:   &Set{Types: []string{"text", "text", "text", "text", "later", "text", "text"}},
@@ -183,6 +185,9 @@ func (p *plan) final() []*Stmt {
 	}
 	if len(p.expected.Rows) > 0 {
 		stmts = append(stmts, &Stmt{Query: completeExpected, Set: p.expected})
+	}
+	if len(p.kept.Rows) > 0 {
+		stmts = append(stmts, &Stmt{Query: keepOutputs, Set: p.kept})
 	}
 	if len(p.absent) > 0 {
 		stmts = append(stmts, deleteOf(p.absent))

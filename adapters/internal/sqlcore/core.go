@@ -1,6 +1,7 @@
 package sqlcore
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -19,6 +20,7 @@ type Core struct {
 	parked   *signal
 	onCommit func()
 	onWatch  func()
+	outside  string
 }
 
 // Options set up a Core.
@@ -28,11 +30,13 @@ type Options struct {
 	OnOutgoing func()
 	// OnWatch is called when somebody asks for wake-ups, so that it can begin to hear other processes. It must not block, and may be called often.
 	OnWatch func()
+	// Outbox is how a transaction of somebody else's, which may search other schemas, names the outbox. Defaults to "outbox".
+	Outbox string
 }
 
 // New makes the core of a store.
 func New(d Dialect, s Sender, opts Options) *Core {
-	c := &Core{dialect: d, sender: s, caps: opts.Capabilities, outgoing: newSignal(), parked: newSignal(), onCommit: opts.OnOutgoing, onWatch: opts.OnWatch}
+	c := &Core{dialect: d, sender: s, caps: opts.Capabilities, outgoing: newSignal(), parked: newSignal(), onCommit: opts.OnOutgoing, onWatch: opts.OnWatch, outside: cmp.Or(opts.Outbox, "outbox")}
 	if c.onCommit == nil {
 		c.onCommit = func() {}
 	}

@@ -37,6 +37,8 @@ func ForMySQL(s *Stmt) []*Stmt {
 		return []*Stmt{mysqlUpsertResults(s.Set.Rows)}
 	case completeLeased:
 		return eachRow(s, mysqlCompleteLeased)
+	case keepOutputs:
+		return eachRow(s, mysqlKeepOutputs)
 	case restoreFailed:
 		return eachRow(s, mysqlRestoreFailed)
 	case deleteLeased:

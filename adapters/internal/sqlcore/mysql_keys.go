@@ -75,6 +75,8 @@ var (
 	mysqlCompleteLeased = numbered{`UPDATE processed_events SET status = ?, result = ?, processed_at = {now}, expires_at = {later},
 	owner = CASE WHEN ? = '' THEN owner ELSE ? END, token = NULL, lease_until = NULL, prior = NULL` + mysqlThisLease, []int{2, 3, 4, 5, 5, 0, 1, 6}}
 
+	mysqlKeepOutputs = numbered{`UPDATE processed_events SET outputs = ? WHERE scope = ? AND idempotency_key = ?`, []int{2, 0, 1}}
+
 	mysqlRestoreFailed = numbered{`UPDATE processed_events SET status = prior, prior = NULL, token = NULL, lease_until = NULL` +
 		mysqlThisLease + ` AND prior IS NOT NULL`, []int{0, 1, 2}}
 

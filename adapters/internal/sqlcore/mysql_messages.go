@@ -1,15 +1,23 @@
 package sqlcore
 
-import "strings"
+import (
+	"strings"
+	"time"
+)
 
 // mysqlInsertOutgoing has no table of arguments: payloads of any size go as they are.
 func mysqlInsertOutgoing(rows [][]any) *Stmt {
 	cells := make([][]any, len(rows))
 	for i, row := range rows {
-		cells[i] = append(append([]any{}, row...), row[len(row)-1]) // due_at is deliver_at
+		last := len(row) - 1
+		at := row[last]
+		if t, ok := at.(time.Time); ok { // a driver would write it in the time zone of its pool, which may be somebody else's
+			at = t.UTC().Format("2006-01-02 15:04:05.000000")
+		}
+		cells[i] = append(append([]any{}, row[:last]...), at, at) // due_at is deliver_at
 	}
 	text, args := valuesOf(`(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {now})`, cells)
-	return &Stmt{Args: args, Query: `INSERT INTO outbox (lane, topic, message_uuid, idempotency_key, ordering_key, metadata, payload, scope, parent_key, deliver_at, due_at, created_at) VALUES ` + text}
+	return &Stmt{Args: args, Query: intoOutbox + ` (lane, topic, message_uuid, idempotency_key, ordering_key, metadata, payload, scope, parent_key, deliver_at, due_at, created_at) VALUES ` + text}
 }
 
 // Each part names its index: the lanes' statistics change all the time, and the plan must not follow them.

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"fmt"
 	"hash/fnv"
+	"strings"
 	"time"
 
 	"github.com/jmoiron/sqlx"
@@ -15,8 +16,10 @@ import (
 // maxSetRows bounds the rows of one statement: databases bound the number of its arguments.
 const maxSetRows = 500
 
+const intoOutbox = `INSERT INTO outbox`
+
 const insertOutgoing = `WITH v(lane, topic, message_uuid, idempotency_key, ordering_key, metadata, payload, scope, parent_key, deliver_at, ord) AS ({rows})
-INSERT INTO outbox (lane, topic, message_uuid, idempotency_key, ordering_key, metadata, payload, scope, parent_key, deliver_at, due_at, created_at)
+` + intoOutbox + ` (lane, topic, message_uuid, idempotency_key, ordering_key, metadata, payload, scope, parent_key, deliver_at, due_at, created_at)
 SELECT v.lane, v.topic, v.message_uuid, v.idempotency_key, v.ordering_key, v.metadata, v.payload, v.scope, v.parent_key, v.deliver_at, v.deliver_at, {now}
 FROM v WHERE true ORDER BY v.ord`
 
@@ -82,6 +85,7 @@ func (c *Core) Publish(ctx context.Context, tx any, records []outbox.Record) err
 	for _, s := range insertOutbox(records) {
 		for _, phrase := range phrases(c.dialect, s) {
 			query, args := c.dialect.Bind(phrase)
+			query = strings.Replace(query, intoOutbox, `INSERT INTO `+c.outside, 1) // all values are arguments
 			if err := run(ctx, query, args); err != nil {
 				return fmt.Errorf("write outgoing messages: %w", err)
 			}

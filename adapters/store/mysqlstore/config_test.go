@@ -131,7 +131,7 @@ func TestSchema(t *testing.T) {
 	})
 	pending, err := s.Pending(t.Context(), nil)
 	require.NoError(t, err)
-	require.Len(t, pending, 2)
+	require.Len(t, pending, 3)
 	require.NoError(t, s.Migrate(t.Context(), []store.MigrationSet{slowSet()}))
 	var tables int
 	require.NoError(t, s.DB().Get(&tables, `SELECT count(*) FROM information_schema.tables WHERE table_schema = ?`, schema))

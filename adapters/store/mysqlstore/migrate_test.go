@@ -118,7 +118,7 @@ func TestMigrationsOfPlugins(t *testing.T) {
 	plugin := store.MigrationSet{Name: "risk", Files: fstest.MapFS{"mysql/00001_init.sql": {Data: []byte("-- +goose Up\nCREATE TABLE IF NOT EXISTS risk_seen (id varbinary(255) PRIMARY KEY);\n")}}}
 	pending, err := s.Pending(t.Context(), []store.MigrationSet{plugin})
 	require.NoError(t, err)
-	require.Equal(t, []string{"store/00001_init.sql", "store/00002_key_epoch.sql", "risk/00001_init.sql"}, pending)
+	require.Equal(t, []string{"store/00001_init.sql", "store/00002_key_epoch.sql", "store/00003_outputs.sql", "risk/00001_init.sql"}, pending)
 	var tables int
 	require.NoError(t, s.DB().Get(&tables, `SELECT count(*) FROM information_schema.tables WHERE table_schema = ?`, db.Name))
 	require.Zero(t, tables, "asking changes nothing")
@@ -132,4 +132,18 @@ func TestMigrationsOfPlugins(t *testing.T) {
 	require.ErrorIs(t, s.Migrate(t.Context(), []store.MigrationSet{none}), store.ErrDialect)
 	_, err = s.Pending(t.Context(), []store.MigrationSet{none})
 	require.ErrorIs(t, err, store.ErrDialect)
+}
+
+// DDL commits by itself: a process that is killed between a migration and the note that it was made runs it again.
+func TestMigrationsCanBeRunAgain(t *testing.T) {
+	t.Parallel()
+	_, s := newWorld(t)
+	for range 2 {
+		_, err := s.DB().ExecContext(t.Context(), `DELETE FROM oncemill_version_store WHERE version_id > 0`)
+		require.NoError(t, err)
+		require.NoError(t, s.Migrate(t.Context(), nil))
+	}
+	pending, err := s.Pending(t.Context(), nil)
+	require.NoError(t, err)
+	require.Empty(t, pending)
 }

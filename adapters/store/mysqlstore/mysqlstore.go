@@ -27,6 +27,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/go-sql-driver/mysql"
@@ -83,7 +84,8 @@ func Open(ctx context.Context, c Config, opts store.Options) (*Store, error) {
 		s.logger = slog.Default()
 	}
 	configure := func() (*mysql.Config, error) { return c.driverConfig(opts.ClientName) }
-	if _, err := configure(); err != nil {
+	cfg, err := configure()
+	if err != nil {
 		return nil, fmt.Errorf("mysql: %w", err)
 	}
 	s.connector = &connector{configure: configure, lockWait: c.lockWait(), optional: c.Schema != ""}
@@ -97,6 +99,7 @@ func Open(ctx context.Context, c Config, opts store.Options) (*Store, error) {
 	s.db.SetConnMaxIdleTime(5 * time.Minute)
 	s.core = sqlcore.New(dialect{}, newSender(s.db, c), sqlcore.Options{
 		Capabilities: keystore.Capabilities{Transactional: true, Durable: true},
+		Outbox:       "`" + strings.ReplaceAll(cfg.DBName, "`", "``") + "`.outbox",
 	})
 	if err := s.check(ctx); err != nil {
 		return nil, errors.Join(err, s.Close())
@@ -141,7 +144,8 @@ func (s *Store) DB() *sqlx.DB { return s.db }
 // Dialect implements store.Store.
 func (s *Store) Dialect() string { return "mysql" }
 
-// Publish implements store.Store. tx is a *sql.Tx or *sqlx.Tx of this server, of any pool of the driver github.com/go-sql-driver/mysql.
+// Publish implements store.Store. tx is a *sql.Tx or *sqlx.Tx of this server, of any pool of the driver github.com/go-sql-driver/mysql, whatever
+// its database and its time zone.
 func (s *Store) Publish(ctx context.Context, tx any, records []outbox.Record) error {
 	return s.core.Publish(ctx, tx, records)
 }

@@ -10,12 +10,14 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/oncemill/oncemill/adapters/internal/pgwire"
 )
 
 // Config sets up the store.
 type Config struct {
-	// DSN is a connection string: postgres://user:password@host:5432/database, or key=value words. It
-	// may name several hosts. Where neither it nor DSNFile is set, the PG… variables of the environment count.
+	// DSN is a connection string: postgres://user:password@host:5432/database?sslmode=verify-full&sslrootcert=/etc/ca.pem, or
+	// key=value words. It may name several hosts. Where neither it nor DSNFile is set, the PG… variables of the environment count.
 	DSN string `yaml:"dsn"`
 	// DSNFile is a file with the connection string. It is read again for each new connection, so that a password can be
 	// changed without a restart.
@@ -36,10 +38,6 @@ const (
 
 var schemaName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,62}$`)
 
-// errDSN never carries the string itself: it may have a password at any place.
-var errDSN = errors.New("dsn cannot be understood: write postgres://user:password@host:5432/database, " +
-	"with the reserved characters of the password percent-encoded")
-
 // Validate reports all that is wrong, without connecting.
 func (c Config) Validate() error {
 	var errs []error
@@ -56,7 +54,7 @@ func (c Config) Validate() error {
 		errs = append(errs, errors.New("lock_timeout is negative"))
 	}
 	if c.DSN != "" {
-		if _, err := parseDSN(c.DSN); err != nil {
+		if _, err := pgwire.Parse(c.DSN); err != nil {
 			errs = append(errs, err)
 		}
 	}
@@ -70,14 +68,6 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-func parseDSN(dsn string) (*pgx.ConnConfig, error) {
-	cfg, err := pgx.ParseConfig(dsn)
-	if err != nil {
-		return nil, errDSN
-	}
-	return cfg, nil
-}
-
 // connConfig reads the connection string, from its file where it is in one.
 func (c Config) connConfig(_ context.Context, clientName string) (*pgx.ConnConfig, error) {
 	dsn := c.DSN
@@ -88,7 +78,7 @@ func (c Config) connConfig(_ context.Context, clientName string) (*pgx.ConnConfi
 		}
 		dsn = strings.TrimSpace(string(text))
 	}
-	cfg, err := parseDSN(dsn)
+	cfg, err := pgwire.Parse(dsn)
 	if err != nil {
 		return nil, err
 	}

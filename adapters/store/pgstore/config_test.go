@@ -15,6 +15,7 @@ import (
 	"github.com/oncemill/oncemill/adapters/store/pgstore"
 	"github.com/oncemill/oncemill/internal/testenv"
 	"github.com/oncemill/oncemill/middleware/keystore"
+	"github.com/oncemill/oncemill/middleware/outbox"
 )
 
 const secret = "s3cr3t-Zq!/?@:"
@@ -118,12 +119,46 @@ func TestSchema(t *testing.T) {
 	})
 	pending, err := s.Pending(t.Context(), nil)
 	require.NoError(t, err)
-	require.Len(t, pending, 2)
+	require.Len(t, pending, 3)
 	require.NoError(t, s.Migrate(t.Context(), []store.MigrationSet{slowSet()}))
 	var tables int
 	require.NoError(t, s.DB().Get(&tables, `SELECT count(*) FROM pg_tables WHERE schemaname = $1`, schema))
 	require.Equal(t, 11, tables, "8 of the store, 1 of the plugin, 2 of versions")
 	require.Equal(t, keystore.Absent, peek(t, s, "a").State)
+}
+
+// TestRoleThatCannotChangeTables: what another role migrated is seen as complete, and works, with the rights on rows alone.
+func TestRoleThatCannotChangeTables(t *testing.T) {
+	t.Parallel()
+	w, owner := newWorld(t)
+	role := w.db.Schema
+	run(t, owner, `CREATE ROLE `+role+` LOGIN; GRANT USAGE ON SCHEMA `+role+` TO `+role+`;
+		GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA `+role+` TO `+role+`; GRANT USAGE ON ALL SEQUENCES IN SCHEMA `+role+` TO `+role)
+	t.Cleanup(func() {
+		_, err := owner.DB().Exec(`DROP OWNED BY ` + role + `; DROP ROLE ` + role)
+		require.NoError(t, err)
+	})
+	u, err := url.Parse(w.db.DSN)
+	require.NoError(t, err)
+	u.User = url.User(role)
+	s, err := pgstore.Open(t.Context(), pgstore.Config{DSN: u.String()}, store.Options{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	pending, err := s.Pending(t.Context(), nil)
+	require.NoError(t, err)
+	require.Empty(t, pending)
+	_, err = s.DB().Exec(`CREATE TABLE ` + role + `.mine (n int)`)
+	require.ErrorContains(t, err, "permission denied")
+
+	tx := begin(t, s, keystore.TxOptions{})
+	require.Equal(t, keystore.Fresh, claimKey(t, tx, "a"))
+	done := completed("a")
+	done[0].Outbox = []outbox.Record{{Topic: "t", UUID: "a", Key: "a"}}
+	require.NoError(t, tx.Commit(t.Context(), done))
+	require.Equal(t, keystore.Completed, peek(t, s, "a").State)
+	records, err := s.Outbox().List(t.Context(), false, 10)
+	require.NoError(t, err)
+	require.Len(t, records, 1)
 }
 
 func peek(t *testing.T, s *pgstore.Store, key string) keystore.Record {

@@ -117,7 +117,7 @@ func TestMigrationsOfPlugins(t *testing.T) {
 	plugin := store.MigrationSet{Name: "risk", Files: fstest.MapFS{"postgres/00001_init.sql": {Data: []byte("-- +goose Up\nCREATE TABLE risk_seen (id text PRIMARY KEY);\n")}}}
 	pending, err := s.Pending(t.Context(), []store.MigrationSet{plugin})
 	require.NoError(t, err)
-	require.Equal(t, []string{"store/00001_init.sql", "store/00002_key_epoch.sql", "risk/00001_init.sql"}, pending)
+	require.Equal(t, []string{"store/00001_init.sql", "store/00002_key_epoch.sql", "store/00003_outputs.sql", "risk/00001_init.sql"}, pending)
 	var tables int
 	require.NoError(t, s.DB().Get(&tables, `SELECT count(*) FROM pg_tables WHERE schemaname = $1`, db.Schema))
 	require.Zero(t, tables, "asking changes nothing")

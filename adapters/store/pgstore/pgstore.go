@@ -11,8 +11,8 @@
 // so that they never deadlock with each other. All times are the server's.
 //
 // It works through PgBouncer in transaction mode: from 1.21 on with max_prepared_statements, before that with
-// default_query_exec_mode=cache_describe in the connection string. Migrating needs two server connections of the pool. LISTEN does not get
-// through: then polling finds what other processes wrote.
+// default_query_exec_mode=cache_describe in the connection string; the schema is then the search_path of the role. Migrating needs two server
+// connections of the pool. LISTEN does not get through: then polling finds what other processes wrote.
 //
 // Not promised: anything about a failover to a replica that had not received a confirmed commit (asynchronous replication
 // loses key and effect together; the broker may have been told that the message is done).
@@ -35,6 +35,7 @@ import (
 	"github.com/jmoiron/sqlx"
 	"github.com/pressly/goose/v3"
 
+	"github.com/oncemill/oncemill/adapters/internal/pgwire"
 	"github.com/oncemill/oncemill/adapters/internal/sqlcore"
 	"github.com/oncemill/oncemill/adapters/store"
 	"github.com/oncemill/oncemill/middleware/keystore"
@@ -116,7 +117,7 @@ func Open(ctx context.Context, c Config, opts store.Options) (*Store, error) {
 	}
 	s.init(&pipeline{db: s.db, setUp: s.setUp})
 	if err := s.Ping(ctx); err != nil {
-		return nil, errors.Join(fmt.Errorf("%w; check that the server runs, and dsn", err), s.Close())
+		return nil, errors.Join(pgwire.Explain(err), s.Close())
 	}
 	return s, nil
 }
@@ -169,9 +170,13 @@ func (s *Store) init(sender sqlcore.Sender) {
 		return err
 	}
 	s.bell = (&bell{run: run, connect: s.connect, heard: func() { s.core.WakeRelay() }, logger: s.logger}).init()
+	outside := "" // what a pool of the caller's searches is the caller's matter
+	if s.owned && s.cfg.Schema != defaultSchema {
+		outside = pgx.Identifier{s.cfg.Schema, "outbox"}.Sanitize()
+	}
 	s.core = sqlcore.New(dialect{}, sender, sqlcore.Options{
 		Capabilities: keystore.Capabilities{Transactional: true, Durable: true},
-		OnOutgoing:   s.bell.ring, OnWatch: s.bell.listen,
+		OnOutgoing:   s.bell.ring, OnWatch: s.bell.listen, Outbox: outside,
 	})
 }
 
@@ -211,7 +216,8 @@ func (s *Store) DB() *sqlx.DB { return s.db }
 // Dialect implements store.Store.
 func (s *Store) Dialect() string { return "postgres" }
 
-// Publish implements store.Store. tx is a *sql.Tx, *sqlx.Tx or pgx.Tx.
+// Publish implements store.Store. tx is a *sql.Tx or *sqlx.Tx of any pool of pgx's driver, or a pgx.Tx. Where the configuration sets no
+// schema, tx must search the schema of the tables, as the store's own connections do.
 func (s *Store) Publish(ctx context.Context, tx any, records []outbox.Record) error {
 	if native, ok := tx.(pgx.Tx); ok {
 		tx = sqlcore.Execer(func(ctx context.Context, query string, args []any) error {
@@ -257,12 +263,23 @@ func (s *Store) Migrate(ctx context.Context, sets []store.MigrationSet) error {
 	if err := s.lockMigrations(ctx, lock); err != nil {
 		return fmt.Errorf("migrate: wait for other replicas: %w", err)
 	}
-	if s.cfg.Schema != defaultSchema {
-		if _, err := s.db.ExecContext(ctx, `CREATE SCHEMA IF NOT EXISTS `+pgx.Identifier{s.cfg.Schema}.Sanitize()); err != nil {
-			return fmt.Errorf("migrate: create the schema: %w", err)
-		}
+	if err := s.makeSchema(ctx); err != nil {
+		return fmt.Errorf("migrate: schema %s: %w", s.cfg.Schema, err)
 	}
 	return sqlcore.MigrateUp(ctx, s.db.DB, goose.DialectPostgres, all, s.logger)
+}
+
+// makeSchema makes the schema where it is missing. It looks first: for IF NOT EXISTS, too, PostgreSQL wants the right to make schemas.
+func (s *Store) makeSchema(ctx context.Context) error {
+	if s.cfg.Schema == defaultSchema {
+		return nil
+	}
+	var found bool
+	if err := s.db.GetContext(ctx, &found, `SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)`, s.cfg.Schema); err != nil || found {
+		return err
+	}
+	_, err := s.db.ExecContext(ctx, `CREATE SCHEMA IF NOT EXISTS `+pgx.Identifier{s.cfg.Schema}.Sanitize())
+	return err
 }
 
 // lockMigrations waits for the lock outside of any transaction: behind a pooler, waiting transactions would take the server

@@ -42,6 +42,7 @@ type Harness struct {
 func Run(t *testing.T, newHarness func(t *testing.T) Harness) {
 	t.Helper()
 	run(t, newHarness, slices.Concat(claimGroups, []group{
+		{"Outputs", outputTests},
 		{"Attempts", attemptTests},
 		{"Desk", deskTests},
 		{"Clean", cleanTests},

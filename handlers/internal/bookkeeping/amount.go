@@ -1,4 +1,4 @@
-package payments
+package bookkeeping
 
 import (
 	"encoding/json"

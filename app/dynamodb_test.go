@@ -1,0 +1,53 @@
+package app
+
+import (
+	"encoding/json"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/oncemill/oncemill/internal/testenv"
+)
+
+// The built-in plugins in DynamoDB take the work of those in SQL over, where they are enabled.
+func TestPluginsInDynamoDB(t *testing.T) {
+	t.Parallel()
+	require.NotContains(t, newConsole(t, Builtin()).ok("guarantees"), "dynamodb", "they have to be enabled")
+
+	prefix, env := testenv.Name(t, "d")+"-", []string{"PLUGINS__PAYMENTS__ENABLED=false", "PLUGINS__COUNTERS__ENABLED=false"}
+	for _, plugin := range []string{"PAYMENTS", "COUNTERS"} {
+		section := "PLUGINS__" + plugin + "_DYNAMODB__"
+		env = append(env, section+"ENABLED=true", section+"CONFIG__DYNAMODB__ENDPOINT="+testenv.DynamoDB(t).Endpoint,
+			section+"CONFIG__DYNAMODB__REGION=eu-central-1", section+"CONFIG__DYNAMODB__CREATE=true", section+"CONFIG__DYNAMODB__PREFIX="+prefix+plugin+"-")
+	}
+	c := newConsole(t, Builtin(), env...)
+	text := c.ok("guarantees")
+	require.Contains(t, text, "payments-dynamodb (external, topic payments.requested): the effect happens exactly once")
+	require.Contains(t, text, "more than 30d after its first attempt: it is parked in doubt")
+	require.Contains(t, c.with("PLUGINS__PAYMENTS_DYNAMODB__CONFIG__DYNAMODB__PREFIX=a b").fails(ExitUsage, "guarantees"), "prefix")
+
+	c.start()
+	c.publish("accounts.opened", "alice", `{"account_id":"alice","currency":"EUR","opening_balance":"100.00"}`)
+	c.publish("accounts.opened", "bob", `{"account_id":"bob","currency":"EUR"}`)
+	c.waitKey("oncemill/payments-dynamodb-accounts", "alice", "completed")
+	c.waitKey("oncemill/payments-dynamodb-accounts", "bob", "completed")
+	for range 2 {
+		c.publish("payments.requested", "order-1", `{"payment_id":"p1","from":"alice","to":"bob","amount":"12.50","currency":"EUR"}`)
+	}
+	paid := c.waitKey("oncemill/payments-dynamodb", "order-1", "completed")
+	require.JSONEq(t, `{"payment_id":"p1","status":"completed","from":"alice","to":"bob","amount":"12.50","currency":"EUR"}`, string(paid.Result))
+
+	// The confirmation went through the outbox, and the other plugin counts it.
+	testenv.Eventually(t, 30*time.Second, func() error {
+		var counted []keyView
+		if err := json.Unmarshal([]byte(c.ok("keys", "list", "--scope", "oncemill/counters-dynamodb", "--state", "completed", "--json")), &counted); err != nil {
+			return err
+		}
+		if len(counted) != 1 {
+			return fmt.Errorf("%d payments are counted", len(counted))
+		}
+		return nil
+	})
+}

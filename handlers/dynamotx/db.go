@@ -1,0 +1,103 @@
+package dynamotx
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
+	awsconfig "github.com/aws/aws-sdk-go-v2/config"
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
+	"github.com/aws/smithy-go/logging"
+)
+
+// keysTable is the last part of the keys table's name.
+const keysTable = "keys"
+
+// DB is the tables of a plugin. It connects, and checks or makes its tables, when the first message needs them, so that a plugin can be
+// opened without DynamoDB. It is safe for concurrent use.
+type DB struct {
+	cfg    Config
+	tables []Table
+
+	lock   chan struct{} // has room for whoever may use what follows
+	client *dynamodb.Client
+	proven bool // the tables are there
+}
+
+// New returns the tables of a plugin, and the keys table beside them. It connects to nothing.
+func New(cfg Config, tables ...Table) *DB {
+	keys := Table{Name: keysTable, Partition: attrID, TTL: attrExpires}
+	return &DB{cfg: cfg, tables: append([]Table{keys}, tables...), lock: make(chan struct{}, 1)}
+}
+
+// Name returns a table's name at the service.
+func (d *DB) Name(table string) string { return d.cfg.Prefix + table }
+
+func (d *DB) keys() string { return d.Name(keysTable) }
+
+// ready returns the client once the tables are known to be there.
+func (d *DB) ready(ctx context.Context) (*dynamodb.Client, error) {
+	select {
+	case d.lock <- struct{}{}:
+		defer func() { <-d.lock }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	if d.client == nil {
+		client, err := connect(ctx, d.cfg)
+		if err != nil {
+			return nil, err
+		}
+		d.client = client
+	}
+	if !d.proven {
+		if err := d.prove(ctx); err != nil {
+			return nil, err
+		}
+		d.proven = true
+	}
+	return d.client, nil
+}
+
+// distrust has the next call look for the tables again.
+func (d *DB) distrust() {
+	d.lock <- struct{}{}
+	d.proven = false
+	<-d.lock
+}
+
+// connections is how many requests of one process may be on their way without dialling anew.
+const connections = 64
+
+func connect(ctx context.Context, cfg Config) (*dynamodb.Client, error) {
+	// The SDK's own log would go past the application's; its errors are returned anyway.
+	options := []func(*awsconfig.LoadOptions) error{awsconfig.WithLogger(logging.Nop{})}
+	if cfg.Region != "" {
+		options = append(options, awsconfig.WithRegion(cfg.Region))
+	}
+	settings, err := awsconfig.LoadDefaultConfig(ctx, options...)
+	if err != nil {
+		return nil, fmt.Errorf("load the settings of Amazon's SDK: %w", err)
+	}
+	if settings.Region == "" {
+		return nil, errors.New("no region is set for DynamoDB: set region in the plugin's section, or AWS_REGION")
+	}
+	// The SDK's own client, with the certificates that its settings name.
+	sdk, ok := settings.HTTPClient.(*awshttp.BuildableClient)
+	if !ok {
+		sdk = awshttp.NewBuildableClient()
+	}
+	sdk = sdk.WithTransportOptions(func(t *http.Transport) {
+		t.MaxIdleConns, t.MaxIdleConnsPerHost, t.IdleConnTimeout = connections, connections, 30*time.Second
+	})
+	return dynamodb.NewFromConfig(settings, func(o *dynamodb.Options) {
+		o.HTTPClient = sdk
+		if cfg.Endpoint != "" {
+			o.BaseEndpoint = aws.String(cfg.Endpoint)
+		}
+	}), nil
+}

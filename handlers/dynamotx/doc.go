@@ -1,0 +1,37 @@
+// Package dynamotx is a kind of handler whose effect lies in DynamoDB: the conditional writes of a message, its key, its result and its outgoing
+// messages commit in one TransactWriteItems.
+//
+// A [Plan] reads and decides; the kind adds the key and commits. A [Handler] is declared as an external handler:
+//
+//	db := dynamotx.New(cfg.DynamoDB, dynamotx.Table{Name: "seats", Partition: "seat"})
+//	b.OnExternal("seats.wanted", dynamotx.Handler{DB: db, Plan: dynamotx.JSON(book)}.External())
+//
+// # Guarantees
+//
+// The writes of a message happen exactly once while the keys table remembers its key, whatever crashes, is lost or is sent twice, and its outgoing
+// messages leave exactly once, after the writes.
+//
+//   - Each transaction puts an item with the message's key (handlers.Key) on the condition that there is none, or only one that has
+//     expired. So of two replicas that run one message at once, also where one has lost its lease, one commits; the other is
+//     cancelled, and gets the first one's result and messages with the cancellation. The same answer comes to a message that is run again.
+//   - A plan's own conditions guard what it has read. Where one fails, or another transaction is in the way, the message is planned anew with
+//     fresh reads, up to ten times; then it is a failure that is tried again later. What is not in a condition is not guarded.
+//   - Outgoing messages are kept with the key, in items of their own where they are large, and are published in their order
+//     through the outbox, in the SQL transaction that completes the key. Their identities derive from the handled message, or are the plan's.
+//   - A refusal (handlers.Permanent) of a plan writes nothing. It is believed only after a look at the keys table.
+//   - More than 100 writes with the key, a Put of more than 400 KB and more than 4 MB together are refused before anything is sent, as is a message
+//     that could not be published. The service's own refusals are permanent failures, too; throttling is tried again.
+//
+// What a crash leaves: before the transaction, nothing, and the next attempt plans anew. After it, or when its answer is lost,
+// everything is in DynamoDB and the message is not settled; the next attempt finds the key and goes on with what is stored. After the SQL
+// commit, before the ack: the redelivery is a duplicate that does not reach DynamoDB.
+//
+// The keys table remembers a key for [Config.Retention], by the clocks of the replicas, whose difference may be an hour. Items that the service
+// removes late count as absent from then on. A message that is taken up again later than that after its first attempt is parked in
+// doubt instead of being planned again; as long as the keys table knows it, "oncemill keys resolve --as retry" is always right. Set the retention to at
+// least that of the binding. A copy that comes when the SQL database has forgotten the key and the keys table has not has no second
+// effect, but its messages leave again, under the same identities. When both have forgotten it, it is a new message.
+//
+// Not promised: that other programs see the writes and the messages at one moment, and anything about items that are changed by
+// other means. A transaction costs twice the write units, and writers of one item get in each other's way: spread what is written often.
+package dynamotx

@@ -1,0 +1,106 @@
+package dynamotx
+
+import (
+	"context"
+	"encoding/json"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
+
+	"github.com/oncemill/oncemill/handlers"
+)
+
+// Plan decides what a message does: it reads, and returns what is to be written. It has no effect itself, and runs again, with fresh reads,
+// where other writers were faster. An error means that nothing is written; its kind decides what follows (see handlers.Permanent,
+// handlers.RetryAfter). key is the message's identity, the same on every attempt.
+type Plan func(ctx context.Context, read Reader, msg *message.Message, key handlers.Key) (Writes, error)
+
+// Writes is everything that one message does. It commits at once, together with the message's key, or not at all.
+type Writes struct {
+	// Items are up to 99 writes and checks of items of different keys. Each that relies on what was read has a condition that says so.
+	Items []types.TransactWriteItem
+	// Result is kept as JSON with the key; nil for none. At most 64 KiB.
+	Result any
+	// Outgoing are published in their order.
+	Outgoing []Outgoing
+}
+
+// JSON makes a Plan from a function over a typed payload, as handlers.JSON does of a handler.
+func JSON[P any](plan func(ctx context.Context, read Reader, payload P, key handlers.Key) (Writes, error)) Plan {
+	return func(ctx context.Context, read Reader, msg *message.Message, key handlers.Key) (Writes, error) {
+		payload, err := handlers.Decode[P](msg)
+		if err != nil {
+			return Writes{}, err
+		}
+		return plan(ctx, read, payload, key)
+	}
+}
+
+// Handler is a handler whose writes, key, result and outgoing messages commit in one transaction of DynamoDB.
+type Handler struct {
+	DB   *DB
+	Plan Plan
+}
+
+const fence = "one DynamoDB transaction commits the writes, the key, the result and the outgoing messages, on the condition that the key is new; " +
+	"the messages pass to the outbox in the transaction that completes the key in the database"
+
+// External returns the handler in the form that a plugin declares. Its calls are repeated until their outcome is known, for as long as the
+// keys table remembers it.
+func (h Handler) External() handlers.External {
+	r := &runner{Handler: h, recent: newRecent(recentBytes)}
+	return handlers.External{
+		Call: r.call, Record: r.record, Probe: r.probe,
+		Unknown: handlers.UnknownRetry, Window: h.DB.cfg.Retention, Fence: fence,
+	}
+}
+
+// runner runs a handler.
+type runner struct {
+	Handler
+	recent *recent
+}
+
+// call commits the message's transaction, or finds out that it has committed before.
+func (r *runner) call(ctx context.Context, msg *message.Message, key handlers.Key) (any, error) {
+	client, err := r.DB.ready(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c := &commit{runner: r, client: client, msg: msg, key: key, id: key.String()}
+	done, err := c.run(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if done.parts == 0 {
+		r.recent.put(c.id, done.outgoing)
+	}
+	return done.value(), nil
+}
+
+// record passes the stored messages to the outbox of the transaction that completes the key.
+func (r *runner) record(ctx context.Context, tx handlers.Tx, _ *message.Message, _ json.RawMessage) error {
+	id := handlers.NewKey(tx.Scope(), tx.Key()).String()
+	list, known := r.recent.get(id)
+	if !known {
+		client, err := r.DB.ready(ctx)
+		if err != nil {
+			return err
+		}
+		if list, err = (reader{client}).readOutgoing(ctx, r.DB.keys(), id); err != nil {
+			return err
+		}
+	}
+	tx.AfterCommit(func(context.Context) { r.recent.drop(id) })
+	return publish(ctx, tx, list)
+}
+
+// probe asks the keys table. An answer of no is only the state of the moment, but whoever calls then is fenced by the key.
+func (r *runner) probe(ctx context.Context, _ *message.Message, key handlers.Key) (any, bool, error) {
+	client, err := r.DB.ready(ctx)
+	if err != nil {
+		return nil, false, err
+	}
+	done, known, err := reader{client}.lookUp(ctx, r.DB.keys(), key.String())
+	return done.value(), known, err
+}
