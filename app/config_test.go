@@ -39,6 +39,8 @@ func TestF082TyposAreRefused(t *testing.T) {
 		{name: "outcome", file: "bindings:\n  payments:\n    unknown_outcome: retry\n", says: []string{":3:", "bindings.payments.unknown_outcome", "external"}},
 		{name: "keys elsewhere", file: "keys: memcached\n", says: []string{":1:", "keys", "database"}},
 		{name: "keys of one elsewhere", file: "bindings:\n  email:\n    keys: memcached\n", says: []string{":3:", "bindings.email.keys", "database"}},
+		{name: "section of keys elsewhere", file: "keys: dynamodb\ndatabases:\n  dynamodb:\n    tabel: x\n", says: []string{":4:", "databases.dynamodb.tabel", `"table"`}},
+		{name: "value of keys elsewhere", file: "keys: dynamodb\ndatabases:\n  dynamodb:\n    table: a/b\n", says: []string{"databases.dynamodb", "table"}},
 		{name: "settings of a binding", file: "bindings:\n  email:\n    config:\n      folder: x\n", says: []string{"bindings.email.config", "plugins.email.config"}},
 		{name: "settings of a plugin", file: "plugins:\n  email:\n    config:\n      fodler: x\n", says: []string{":4:", "plugins.email.config.fodler", `"folder"`}},
 		{name: "value of a plugin", file: "plugins:\n  email:\n    config:\n      transport: pigeon\n", says: []string{"plugins.email.config", "folder or smtp"}},
