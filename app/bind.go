@@ -63,8 +63,12 @@ func declare(set Set, cfg *config.Config) ([]declared, error) {
 	var errs []error
 	for _, p := range set.Plugins {
 		bindings := handlers.NewBindings(p.Name)
+		bindings.MaxPayload = cfg.MaxPayload
 		if err := p.Open(cfg.Plugins[p.Name].Decode, bindings); err != nil && enabled(cfg, p) {
 			errs = append(errs, inSection(cfg, "plugins."+p.Name+".config", err))
+		}
+		if p.Replaces != "" && enabled(cfg, p) && slices.ContainsFunc(set.Plugins, func(other handlers.Plugin) bool { return other.Name == p.Replaces && enabled(cfg, other) }) {
+			errs = append(errs, cfg.Problem("plugins."+p.Name+".enabled", "plugins %s and %s do the same work in two places, so each message would have its effect in both; set plugins.%s.enabled to false", p.Name, p.Replaces, p.Replaces))
 		}
 		for _, b := range bindings.List() {
 			if slices.Contains(names, b.Name) {

@@ -26,9 +26,10 @@ func TestPluginsInDynamoDB(t *testing.T) {
 	text := c.ok("guarantees")
 	require.Contains(t, text, "payments-dynamodb (external, topic payments.requested): the effect happens exactly once")
 	require.Contains(t, text, "more than 30d after its first attempt: it is parked in doubt")
+	require.Contains(t, c.with("PLUGINS__PAYMENTS__ENABLED=true").fails(ExitUsage, "config", "check"), "set plugins.payments.enabled to false")
 	require.Contains(t, c.with("PLUGINS__PAYMENTS_DYNAMODB__CONFIG__DYNAMODB__PREFIX=a b").fails(ExitUsage, "guarantees"), "prefix")
 
-	c.start()
+	run := c.start()
 	c.publish("accounts.opened", "alice", `{"account_id":"alice","currency":"EUR","opening_balance":"100.00"}`)
 	c.publish("accounts.opened", "bob", `{"account_id":"bob","currency":"EUR"}`)
 	c.waitKey("oncemill/payments-dynamodb-accounts", "alice", "completed")
@@ -39,6 +40,9 @@ func TestPluginsInDynamoDB(t *testing.T) {
 	paid := c.waitKey("oncemill/payments-dynamodb", "order-1", "completed")
 	require.JSONEq(t, `{"payment_id":"p1","status":"completed","from":"alice","to":"bob","amount":"12.50","currency":"EUR"}`, string(paid.Result))
 
+	testenv.Eventually(t, 30*time.Second, func() error {
+		return run.counts("oncemill_messages_total", `kind="duplicate",scope="oncemill/payments-dynamodb"`, 1)
+	})
 	// The confirmation went through the outbox, and the other plugin counts it.
 	testenv.Eventually(t, 30*time.Second, func() error {
 		var counted []keyView

@@ -34,8 +34,10 @@ type Plugin struct {
 	Guarantee string
 	// Publishes lists the logical topics that the handlers publish to, so that they exist before the first message.
 	Publishes []string
-	// OptIn leaves the plugin off unless the configuration enables it: one that does the work of another in another place, for example.
+	// OptIn leaves the plugin off unless the configuration enables it.
 	OptIn bool
+	// Replaces names the plugin whose work this one does in another place: the configuration must not enable both.
+	Replaces string
 	// Open decodes the configuration and declares the bindings. Make it with the function Open.
 	Open OpenFunc
 }
@@ -80,6 +82,9 @@ type Binding struct {
 
 // Bindings collects what a plugin declares.
 type Bindings struct {
+	// MaxPayload is the largest payload in bytes that the application publishes; 0 is the contract's 1 MiB. It stands before Open is called.
+	MaxPayload int
+
 	plugin string
 	list   []Binding
 }

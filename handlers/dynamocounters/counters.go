@@ -38,14 +38,14 @@ const guarantee = `Counters in DynamoDB: each message is counted exactly once fo
 // "counters-dynamodb-add" (counters.add). It has to be enabled.
 func Plugin() handlers.Plugin {
 	return handlers.Plugin{
-		Name: "counters-dynamodb", OptIn: true, Guarantee: guarantee,
+		Name: "counters-dynamodb", OptIn: true, Replaces: "counters", Guarantee: guarantee,
 		Open: handlers.Open(func(cfg Config, b *handlers.Bindings) error {
 			db := dynamotx.New(cfg.DynamoDB,
 				dynamotx.Table{Name: tableCounters, Partition: attrName},
 				dynamotx.Table{Name: tableEvents, Partition: attrCounter, Sort: attrEvent})
 			t := totals{db: db, patterns: cfg.PerPayment}
-			b.OnExternal(TopicCompleted, dynamotx.Handler{DB: db, Plan: dynamotx.JSON(t.perPayment)}.External())
-			b.OnExternal(TopicAdd, dynamotx.Handler{DB: db, Plan: dynamotx.JSON(t.add)}.External(), handlers.Named("counters-dynamodb-add"))
+			b.OnExternal(TopicCompleted, dynamotx.Handler{DB: db, Plan: dynamotx.JSON(t.perPayment), MaxPayload: b.MaxPayload}.External())
+			b.OnExternal(TopicAdd, dynamotx.Handler{DB: db, Plan: dynamotx.JSON(t.add), MaxPayload: b.MaxPayload}.External(), handlers.Named("counters-dynamodb-add"))
 			return nil
 		}),
 	}

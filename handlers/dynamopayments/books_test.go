@@ -105,3 +105,13 @@ func (b *books) forget() {
 }
 
 func itoa(n int) string { return strconv.Itoa(n) }
+
+// withAccounts are books in which alice and bob have opened accounts, and an engine.
+func withAccounts(t *testing.T, alice, bob string) (*books, *handlertest.Kit) {
+	t.Helper()
+	b := newBooks(t)
+	k := b.kit()
+	open(t, k, "alice", "EUR", alice)
+	open(t, k, "bob", "EUR", bob)
+	return b, k
+}

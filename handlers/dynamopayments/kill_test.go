@@ -53,6 +53,7 @@ func TestBooksUnderRivalsAndKills(t *testing.T) {
 	}
 	start := func() *worker { return startWorker(t, b.config.DynamoDB.Prefix) }
 	workers := []*worker{start(), start()}
+	atWork := 0
 	for kill := range 6 {
 		before := len(b.Items(b.table("payments")))
 		testenv.Eventually(t, time.Minute, func() error {
@@ -61,9 +62,15 @@ func TestBooksUnderRivalsAndKills(t *testing.T) {
 			}
 			return nil
 		})
-		workers[kill%2].kill()
+		if w := workers[kill%2]; w.ended() {
+			require.NoError(t, w.wait(), "%s", w.says())
+		} else {
+			atWork++
+			w.kill()
+		}
 		workers[kill%2] = start()
 	}
+	require.NotZero(t, atWork, "each worker had ended before it was killed")
 	for _, w := range workers {
 		require.NoError(t, w.wait(), "%s", w.says())
 	}

@@ -47,7 +47,7 @@ const guarantee = `Payments with their books in DynamoDB: each payment is booked
 // "payments-dynamodb-accounts" (accounts.opened). It has to be enabled.
 func Plugin() handlers.Plugin {
 	return handlers.Plugin{
-		Name: "payments-dynamodb", OptIn: true,
+		Name: "payments-dynamodb", OptIn: true, Replaces: "payments",
 		Retention: 30 * 24 * time.Hour,
 		Guarantee: guarantee,
 		Publishes: []string{TopicCompleted, TopicDeclined},
@@ -57,8 +57,8 @@ func Plugin() handlers.Plugin {
 				dynamotx.Table{Name: tablePayments, Partition: attrPaymentID},
 				dynamotx.Table{Name: tableLedger, Partition: attrAccountID, Sort: attrEntry})
 			books := &books{db: db, equityPrefix: cfg.EquityPrefix}
-			b.OnExternal(TopicRequested, dynamotx.Handler{DB: db, Plan: dynamotx.JSON(books.pay)}.External())
-			b.OnExternal(TopicOpened, dynamotx.Handler{DB: db, Plan: dynamotx.JSON(books.open)}.External(), handlers.Named("payments-dynamodb-accounts"))
+			b.OnExternal(TopicRequested, dynamotx.Handler{DB: db, Plan: dynamotx.JSON(books.pay), MaxPayload: b.MaxPayload}.External())
+			b.OnExternal(TopicOpened, dynamotx.Handler{DB: db, Plan: dynamotx.JSON(books.open), MaxPayload: b.MaxPayload}.External(), handlers.Named("payments-dynamodb-accounts"))
 			return nil
 		}),
 	}

@@ -13,10 +13,7 @@ import (
 )
 
 func TestAPaymentIsBookedOnce(t *testing.T) {
-	b := newBooks(t)
-	k := b.kit()
-	open(t, k, "alice", "EUR", "100")
-	open(t, k, "bob", "EUR", "")
+	b, k := withAccounts(t, "100", "")
 	k.DeliverTwice("payments.requested", "k1", payment("p1", "alice", "bob", "78.43"))
 	require.Equal(t, map[string]int64{"alice": 2157, "bob": 7843, "equity:EUR": -10000}, b.balances())
 	k.WantPublished("payments.completed", 1)
@@ -49,10 +46,7 @@ func TestFailureAtEachStep(t *testing.T) {
 }
 
 func TestADeclinedPaymentIsRemembered(t *testing.T) {
-	b := newBooks(t)
-	k := b.kit()
-	open(t, k, "alice", "EUR", "10")
-	open(t, k, "bob", "EUR", "100")
+	b, k := withAccounts(t, "10", "100")
 	require.Equal(t, handlertest.Completed, pay(k, "p1", "alice", "bob", "10.01"))
 	k.WantPublished("payments.declined", 1)
 	require.Equal(t, "insufficient-funds", dynamotest.Text(b.Items(b.table("payments"))[0], "reason"))
@@ -81,10 +75,8 @@ func TestFundsThatMoveMeanwhile(t *testing.T) {
 		"the last cent goes": {[]string{"alice", "bob", "0.01"}, "10", "payments.declined"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newBooks(t)
-			k, rival := b.kit(), b.kit()
-			open(t, k, "alice", "EUR", "10")
-			open(t, k, "bob", "EUR", "100")
+			b, k := withAccounts(t, "10", "100")
+			rival := b.kit()
 			at := b.Count(dynamotest.Transact) + 1
 			b.Before(dynamotest.Transact, func(n int) {
 				if n == at {
@@ -99,10 +91,7 @@ func TestFundsThatMoveMeanwhile(t *testing.T) {
 }
 
 func TestAPaymentIDIsUsedOnce(t *testing.T) {
-	b := newBooks(t)
-	k := b.kit()
-	open(t, k, "alice", "EUR", "100")
-	open(t, k, "bob", "EUR", "")
+	b, k := withAccounts(t, "100", "")
 	require.Equal(t, handlertest.Completed, pay(k, "p1", "alice", "bob", "10"))
 	require.Equal(t, handlertest.Dead, k.Deliver("payments.requested", "another", payment("p1", "alice", "bob", "10")))
 	require.Equal(t, handlertest.Dead, k.Deliver("payments.requested", "a third", payment("p1", "alice", "bob", "11")))
@@ -117,10 +106,8 @@ func TestAPaymentIDIsUsedOnce(t *testing.T) {
 
 // Two messages with one payment_id are under way at once.
 func TestRivalsForAPaymentID(t *testing.T) {
-	b := newBooks(t)
-	k, rival := b.kit(), b.kit()
-	open(t, k, "alice", "EUR", "100")
-	open(t, k, "bob", "EUR", "")
+	b, k := withAccounts(t, "100", "")
+	rival := b.kit()
 	at := b.Count(dynamotest.Transact) + 1
 	b.Before(dynamotest.Transact, func(n int) {
 		if n == at {
@@ -145,10 +132,7 @@ func TestAnAccountIsOpenedOnce(t *testing.T) {
 }
 
 func TestRefusedPaymentsLeaveNothing(t *testing.T) {
-	b := newBooks(t)
-	k := b.kit()
-	open(t, k, "alice", "EUR", "10")
-	open(t, k, "bob", "EUR", "")
+	b, k := withAccounts(t, "10", "")
 	open(t, k, "yuki", "JPY", "")
 	for i, c := range []struct {
 		payment bookkeeping.Requested
@@ -194,10 +178,7 @@ func TestF073LargeAmountsAreExact(t *testing.T) {
 }
 
 func TestLostAnswers(t *testing.T) {
-	b := newBooks(t)
-	k := b.kit()
-	open(t, k, "alice", "EUR", "100")
-	open(t, k, "bob", "EUR", "")
+	b, k := withAccounts(t, "100", "")
 	b.Lose(dynamotest.Transact, 4)
 	pay(k, "p1", "alice", "bob", "10")
 	for range 4 {

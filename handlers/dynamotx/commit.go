@@ -72,11 +72,14 @@ func (c *commit) once(ctx context.Context) (outcome, error) {
 	if err != nil {
 		return c.planFailed(ctx, err)
 	}
-	return c.send(ctx, input, done)
+	if done, err = c.send(ctx, input, done); err != nil {
+		return c.planFailed(ctx, err)
+	}
+	return done, nil
 }
 
-// planFailed believes a plan's lasting refusal only where the message is not done already: a plan that sees its own effect may
-// take it for another's.
+// planFailed believes a lasting refusal, the plan's or the service's, only where the message is not done already: a plan that sees its own
+// effect may take it for another's, and write what cannot be written.
 func (c *commit) planFailed(ctx context.Context, failure error) (outcome, error) {
 	var lasting interface{ Permanent() string }
 	if !errors.As(failure, &lasting) {
@@ -94,7 +97,7 @@ func (c *commit) planFailed(ctx context.Context, failure error) (outcome, error)
 
 // transaction joins the plan's writes with the key.
 func (c *commit) transaction(writes Writes) (outcome, *dynamodb.TransactWriteItemsInput, error) {
-	done, err := newOutcome(writes)
+	done, err := newOutcome(writes, c.MaxPayload)
 	if err != nil {
 		return done, nil, err
 	}

@@ -4,7 +4,7 @@
 // A [Plan] reads and decides; the kind adds the key and commits. A [Handler] is declared as an external handler:
 //
 //	db := dynamotx.New(cfg.DynamoDB, dynamotx.Table{Name: "seats", Partition: "seat"})
-//	b.OnExternal("seats.wanted", dynamotx.Handler{DB: db, Plan: dynamotx.JSON(book)}.External())
+//	b.OnExternal("seats.wanted", dynamotx.Handler{DB: db, Plan: dynamotx.JSON(book), MaxPayload: b.MaxPayload}.External())
 //
 // # Guarantees
 //
@@ -18,7 +18,9 @@
 //     fresh reads, up to ten times; then it is a failure that is tried again later. What is not in a condition is not guarded.
 //   - Outgoing messages are kept with the key, in items of their own where they are large, and are published in their order
 //     through the outbox, in the SQL transaction that completes the key. Their identities derive from the handled message, or are the plan's.
-//   - A refusal (handlers.Permanent) of a plan writes nothing. It is believed only after a look at the keys table.
+//   - A refusal (handlers.Permanent) of a plan writes nothing. It is believed only after a look at the keys table, as are the
+//     service's own. A transaction of a replica that has lost its lease may still commit after that look, where its conditions hold: a redrive of the
+//     dead letter finds it.
 //   - More than 100 writes with the key, a Put of more than 400 KB and more than 4 MB together are refused before anything is sent, as is a message
 //     that could not be published. The service's own refusals are permanent failures, too; throttling is tried again.
 //

@@ -28,6 +28,10 @@ func unanswered(err error) bool {
 	if errors.As(err, &dial) && dial.Op == "dial" {
 		return false // nothing was sent
 	}
+	var params smithy.InvalidParamsError
+	if errors.As(err, &params) {
+		return false // by the SDK itself
+	}
 	var running *types.TransactionInProgressException
 	if errors.As(err, &running) {
 		return true
@@ -45,6 +49,10 @@ func refused(err error) error {
 	var cancelled *types.TransactionCanceledException
 	if errors.As(err, &cancelled) {
 		return cancellation(cancelled.CancellationReasons, err)
+	}
+	var params smithy.InvalidParamsError
+	if errors.As(err, &params) {
+		return invalid("the plan's writes are not complete: %s", params.Error())
 	}
 	var api smithy.APIError
 	if errors.As(err, &api) && api.ErrorCode() == "ValidationException" {

@@ -153,8 +153,9 @@ func TestAServerThatIsAway(t *testing.T) {
 	require.Equal(t, 2, b.rung())
 }
 
-// An answer that comes after a lost one speaks for its own sending only.
-func TestARefusalAfterALostAnswerIsUnknown(t *testing.T) {
+// An answer that comes after a lost one speaks for its own sending only: what passes leaves the outcome open, what lasts is believed after a look at the
+// key, which is there.
+func TestARefusalAfterALostAnswer(t *testing.T) {
 	for _, code := range []string{"ThrottlingException", "ValidationException"} {
 		t.Run(code, func(t *testing.T) {
 			b := newBell(t)
@@ -162,32 +163,75 @@ func TestARefusalAfterALostAnswerIsUnknown(t *testing.T) {
 			b.Lose(dynamotest.Transact, 1)
 			b.Before(dynamotest.Transact, func(n int) {
 				if n == 2 {
-					b.Refuse(dynamotest.Transact, code)
+					b.Refuse(dynamotest.Transact, dynamotest.Answer{Code: code})
 				}
 			})
-			_, err := call(t, e)
-			var unknown *handlers.UnknownError
-			require.ErrorAs(t, err, &unknown)
+			result, err := call(t, e)
+			if code == "ValidationException" {
+				require.NoError(t, err)
+				require.Equal(t, "1", result)
+				return
+			}
+			require.ErrorAs(t, err, new(*handlers.UnknownError))
 		})
 	}
 }
 
+// A plan that runs again after its commit may write what cannot be written: the message is done all the same.
+func TestALastingRefusalIsBelievedOnlyWithoutTheKey(t *testing.T) {
+	b := newBell(t)
+	e := b.handler(b.once()).External()
+	_, err := call(t, e)
+	require.NoError(t, err)
+	b.Refuse(dynamotest.Transact, dynamotest.Answer{Code: "ValidationException"})
+	result, err := call(t, e)
+	require.NoError(t, err)
+	require.Equal(t, "1", result)
+	require.Equal(t, 2, b.Count(dynamotest.Transact))
+}
+
+// The service's refusals, one each, and what follows: another sending or another plan in the same call, or an error that says whether the
+// message may be tried again.
 func TestRefusals(t *testing.T) {
-	for code, lasting := range map[string]bool{
-		"ThrottlingException": false, "ProvisionedThroughputExceededException": false, "AccessDeniedException": false, "ValidationException": true,
+	cancelled := func(reasons ...string) dynamotest.Answer {
+		return dynamotest.Answer{Code: "TransactionCanceledException", Reasons: reasons}
+	}
+	const again, anew, later, never = "sent again", "planned anew", "later", "never"
+	for name, c := range map[string]struct {
+		answer dynamotest.Answer
+		want   string
+	}{
+		"throttling":               {dynamotest.Answer{Code: "ThrottlingException"}, later},
+		"throughput":               {dynamotest.Answer{Code: "ProvisionedThroughputExceededException"}, later},
+		"no rights":                {dynamotest.Answer{Code: "AccessDeniedException"}, later},
+		"invalid":                  {dynamotest.Answer{Code: "ValidationException"}, never},
+		"conflict":                 {cancelled("None", "TransactionConflict"), anew},
+		"condition":                {cancelled("None", "ConditionalCheckFailed"), anew},
+		"throttled conflict":       {cancelled("ThrottlingError", "TransactionConflict"), later},
+		"throughput of a table":    {cancelled("None", "ProvisionedThroughputExceeded"), later},
+		"an invalid write":         {cancelled("TransactionConflict", "ValidationError"), never},
+		"a full collection":        {cancelled("None", "ItemCollectionSizeLimitExceeded"), never},
+		"the service's failure":    {dynamotest.Answer{Code: "InternalServerError", Status: 500}, again},
+		"the service is not there": {dynamotest.Answer{Code: "ServiceUnavailable", Status: 503}, again},
+		"still running":            {dynamotest.Answer{Code: "TransactionInProgressException"}, again},
 	} {
-		t.Run(code, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			b := newBell(t)
 			e := b.handler(b.once()).External()
-			b.Refuse(dynamotest.Transact, code)
-			_, err := call(t, e)
-			require.Error(t, err)
-			var unknown *handlers.UnknownError
-			require.False(t, errors.As(err, &unknown), "%v", err)
-			var permanent *handlers.PermanentError
-			require.Equal(t, lasting, errors.As(err, &permanent), "%v", err)
-			_, err = call(t, e)
-			require.NoError(t, err)
+			b.Refuse(dynamotest.Transact, c.answer)
+			result, err := call(t, e)
+			switch c.want {
+			case again, anew:
+				require.NoError(t, err)
+				require.Equal(t, map[string]string{again: "1", anew: "2"}[c.want], result, "the number of the plan")
+				require.Equal(t, 2, b.Count(dynamotest.Transact))
+			default:
+				require.Error(t, err)
+				require.NotErrorAs(t, err, new(*handlers.UnknownError))
+				require.Equal(t, c.want == never, errors.As(err, new(*handlers.PermanentError)), "%v", err)
+				_, err = call(t, e)
+				require.NoError(t, err)
+			}
 			require.Equal(t, 1, b.rung())
 		})
 	}

@@ -40,6 +40,8 @@ func JSON[P any](plan func(ctx context.Context, read Reader, payload P, key hand
 type Handler struct {
 	DB   *DB
 	Plan Plan
+	// MaxPayload is Bindings.MaxPayload: what is larger is refused while nothing has happened. 0 is the contract's 1 MiB.
+	MaxPayload int
 }
 
 const fence = "one DynamoDB transaction commits the writes, the key, the result and the outgoing messages, on the condition that the key is new; " +

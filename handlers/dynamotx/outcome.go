@@ -37,7 +37,7 @@ type outcome struct {
 	parts    int // of outgoing, not read yet
 }
 
-func newOutcome(w Writes) (o outcome, err error) {
+func newOutcome(w Writes, maxPayload int) (o outcome, err error) {
 	if w.Result != nil {
 		if o.result, err = json.Marshal(w.Result); err != nil {
 			return o, invalid("the result has no JSON form")
@@ -46,7 +46,7 @@ func newOutcome(w Writes) (o outcome, err error) {
 	if len(o.result) > maxResult {
 		return o, tooLarge("the result has more than %d bytes", maxResult)
 	}
-	o.outgoing, err = store(w.Outgoing)
+	o.outgoing, err = store(w.Outgoing, maxPayload)
 	return o, err
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
@@ -29,11 +30,14 @@ type stored struct {
 	Payload  []byte            `json:"payload"`
 }
 
+// traces is room for the headers of a trace, which are added when a message is published, as its key is.
+const traces = 1 << 10
+
 // store makes the kept form. What could not be published afterwards is refused now, while nothing has happened.
-func store(list []Outgoing) ([]stored, error) {
+func store(list []Outgoing, maxPayload int) ([]stored, error) {
 	var kept []stored
 	for _, o := range list {
-		s, err := o.store()
+		s, err := o.store(maxPayload)
 		if err != nil {
 			return nil, err
 		}
@@ -42,7 +46,7 @@ func store(list []Outgoing) ([]stored, error) {
 	return kept, nil
 }
 
-func (o Outgoing) store() (stored, error) {
+func (o Outgoing) store(maxPayload int) (stored, error) {
 	s := stored{Topic: o.Topic}
 	if msg, ok := o.Payload.(*message.Message); ok {
 		s.UUID, s.Metadata, s.Payload = msg.UUID, msg.Metadata, msg.Payload
@@ -57,7 +61,14 @@ func (o Outgoing) store() (stored, error) {
 	if probe.UUID == "" {
 		probe.UUID = envelope.NewUUID() // the real one is derived when it is published
 	}
-	if err := errors.Join(envelope.ValidateTopic(s.Topic), envelope.ValidateMessage(probe, envelope.Limits{})); err != nil {
+	for _, added := range []string{envelope.KeyHeader, envelope.OrderingKeyHeader} {
+		if probe.Metadata.Get(added) == "" {
+			probe.Metadata.Set(added, strings.Repeat("k", envelope.MaxKey))
+		}
+	}
+	probe.Metadata.Set("traceparent", strings.Repeat("t", traces))
+	limits := envelope.Limits{MaxPayload: maxPayload}
+	if err := errors.Join(envelope.ValidateTopic(s.Topic), envelope.ValidateMessage(probe, limits)); err != nil {
 		return s, invalid("a message for %s cannot be published: %s", o.Topic, err)
 	}
 	return s, nil

@@ -3,6 +3,8 @@ package dynamotx_test
 import (
 	"context"
 	"errors"
+	"math"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -81,6 +83,22 @@ func TestWhatFitsIntoATransaction(t *testing.T) {
 	require.Len(t, b.Items(b.db.Name("bells")), 99)
 }
 
+// A number has a byte for each two digits: 22,000 of nineteen fit into an item.
+func TestNumbersAreCountedAsTheServiceDoes(t *testing.T) {
+	b := newBell(t)
+	ids := make([]string, 22_000)
+	for i := range ids {
+		ids[i] = strconv.FormatInt(math.MaxInt64-int64(i), 10)
+	}
+	item := b.put("b", 1)
+	item.Put.Item["ids"] = &types.AttributeValueMemberNS{Value: ids}
+	_, err := call(t, b.handler(planOf(dynamotx.Writes{Items: []types.TransactWriteItem{item}})).External())
+	if err != nil { // the emulator counts digits
+		require.ErrorContains(t, err, "Item size")
+	}
+	require.Equal(t, 1, b.Count(dynamotest.Transact), "it is for the service to judge")
+}
+
 // nested puts an item with a map of lists of texts.
 func (b *bell) nested(n, bytes int) types.TransactWriteItem {
 	parts := map[string]types.AttributeValue{}
@@ -100,29 +118,42 @@ func planOf(w dynamotx.Writes) dynamotx.Plan {
 
 // What the service would refuse is refused before it is asked.
 func TestWhatDoesNotFit(t *testing.T) {
+	const limit = 100 << 10 // of the payloads
 	b := newBell(t)
 	keys := types.TransactWriteItem{Delete: &types.Delete{TableName: aws.String(b.db.Name("keys")), Key: dynamotx.Item{"id": dynamotx.String("x")}}}
 	unpublishable := message.NewMessage("u", nil)
 	unpublishable.Metadata.Set("_watermill_x", "1")
+	full := message.NewMessage("u", nil) // without the headers that publishing adds
+	for n := range 8 {
+		full.Metadata.Set(itoa(n), strings.Repeat("m", 4<<10-2))
+	}
+	nameless := types.TransactWriteItem{Put: &types.Put{Item: dynamotx.Item{"bell": dynamotx.String("b")}}}
+	large := types.TransactWriteItem{Put: &types.Put{Item: dynamotx.Item{"bell": dynamotx.String(strings.Repeat("b", 400<<10))}}}
 	for name, c := range map[string]struct {
 		writes dynamotx.Writes
 		code   string
 		says   string
 	}{
-		"a hundred items":         {dynamotx.Writes{Items: b.puts(100, 1)}, "dynamodb-too-large", "101 writes"},
-		"an item of 400 KB":       {dynamotx.Writes{Items: b.puts(1, 400<<10)}, "dynamodb-too-large", "409600 bytes"},
-		"a map of 400 KB":         {dynamotx.Writes{Items: []types.TransactWriteItem{b.nested(100, 4<<10)}}, "dynamodb-too-large", "409600 bytes"},
-		"4 MB":                    {dynamotx.Writes{Items: b.puts(11, 390<<10)}, "dynamodb-too-large", "4194304 bytes"},
-		"a result of 64 KiB":      {dynamotx.Writes{Result: strings.Repeat("x", 64<<10)}, "dynamodb-too-large", "result"},
-		"a result without JSON":   {dynamotx.Writes{Result: make(chan int)}, "dynamodb-invalid", "JSON"},
-		"the keys table":          {dynamotx.Writes{Items: []types.TransactWriteItem{keys}}, "dynamodb-invalid", "keys table"},
-		"an empty action":         {dynamotx.Writes{Items: []types.TransactWriteItem{{}}}, "dynamodb-invalid", "write 1"},
-		"a topic that is none":    {dynamotx.Writes{Outgoing: []dynamotx.Outgoing{{Topic: "a b", Payload: 1}}}, "dynamodb-invalid", "a b"},
-		"a payload without JSON":  {dynamotx.Writes{Outgoing: []dynamotx.Outgoing{{Topic: "a", Payload: make(chan int)}}}, "dynamodb-invalid", "JSON"},
-		"metadata of Watermill's": {dynamotx.Writes{Outgoing: []dynamotx.Outgoing{{Topic: "a", Payload: unpublishable}}}, "dynamodb-invalid", "reserved"},
+		"a hundred items":          {dynamotx.Writes{Items: b.puts(100, 1)}, "dynamodb-too-large", "101 writes"},
+		"an item of 400 KB":        {dynamotx.Writes{Items: b.puts(1, 400<<10)}, "dynamodb-too-large", "409600 bytes"},
+		"a map of 400 KB":          {dynamotx.Writes{Items: []types.TransactWriteItem{b.nested(100, 4<<10)}}, "dynamodb-too-large", "409600 bytes"},
+		"4 MB":                     {dynamotx.Writes{Items: b.puts(11, 390<<10)}, "dynamodb-too-large", "4194304 bytes"},
+		"a result of 64 KiB":       {dynamotx.Writes{Result: strings.Repeat("x", 64<<10)}, "dynamodb-too-large", "result"},
+		"a result without JSON":    {dynamotx.Writes{Result: make(chan int)}, "dynamodb-invalid", "JSON"},
+		"the keys table":           {dynamotx.Writes{Items: []types.TransactWriteItem{keys}}, "dynamodb-invalid", "keys table"},
+		"an empty action":          {dynamotx.Writes{Items: []types.TransactWriteItem{{}}}, "dynamodb-invalid", "write 1"},
+		"a topic that is none":     {dynamotx.Writes{Outgoing: []dynamotx.Outgoing{{Topic: "a b", Payload: 1}}}, "dynamodb-invalid", "a b"},
+		"a payload without JSON":   {dynamotx.Writes{Outgoing: []dynamotx.Outgoing{{Topic: "a", Payload: make(chan int)}}}, "dynamodb-invalid", "JSON"},
+		"a message over the limit": {dynamotx.Writes{Outgoing: []dynamotx.Outgoing{{Topic: "a", Payload: strings.Repeat("x", limit)}}}, "dynamodb-invalid", "payload"},
+		"metadata up to the limit": {dynamotx.Writes{Outgoing: []dynamotx.Outgoing{{Topic: "a", Payload: full}}}, "dynamodb-invalid", "metadata"},
+		"no table":                 {dynamotx.Writes{Items: []types.TransactWriteItem{nameless}}, "dynamodb-invalid", "TableName"},
+		"too large and no table":   {dynamotx.Writes{Items: []types.TransactWriteItem{large}}, "dynamodb-too-large", "409600 bytes"},
+		"metadata of Watermill's":  {dynamotx.Writes{Outgoing: []dynamotx.Outgoing{{Topic: "a", Payload: unpublishable}}}, "dynamodb-invalid", "reserved"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := call(t, b.handler(planOf(c.writes)).External())
+			h := b.handler(planOf(c.writes))
+			h.MaxPayload = limit
+			_, err := call(t, h.External())
 			var permanent *handlers.PermanentError
 			require.ErrorAs(t, err, &permanent)
 			require.Equal(t, c.code, permanent.Code)

@@ -45,23 +45,7 @@ func TestPaymentsInDynamoDBExactlyOnce(t *testing.T) {
 		return expect(tables.count("payments-dynamodb-accounts"), accounts+1, "accounts, with that of equity")
 	})
 
-	var events []event
-	for n := range payments {
-		for range 2 + n%3 {
-			events = append(events, payment(n))
-		}
-	}
-	sent := make(chan struct{})
-	go func() { defer close(sent); s.sendFromSeveral(3, events) }()
-	for kill := range int64(3) {
-		testenv.Eventually(t, 2*time.Minute, func() error {
-			return atLeast(tables.count("payments-dynamodb-payments"), payments*(kill+1)/5, "payments before the next kill")
-		})
-		b.kill()
-		b.start()
-	}
-	<-sent
-	b.ready()
+	s.payUnderKills(b, payments, func() int64 { return tables.count("payments-dynamodb-payments") })
 	testenv.Eventually(t, 4*time.Minute, func() error {
 		for what, query := range map[string]string{
 			"in progress": `SELECT count(*) FROM processed_events WHERE status = 'in_progress'`,

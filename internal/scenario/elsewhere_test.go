@@ -1,9 +1,6 @@
 package scenario
 
 import (
-	"github.com/aws/aws-sdk-go-v2/aws"
-	awsconfig "github.com/aws/aws-sdk-go-v2/config"
-	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
@@ -61,22 +58,12 @@ func (s *system) keysInRedis() map[string]int {
 }
 
 func (s *system) keysInDynamoDB() map[string]int {
-	t := s.t
-	t.Helper()
-	settings := s.settings["databases"].(node)["dynamodb"].(node)
-	loaded, err := awsconfig.LoadDefaultConfig(t.Context(), awsconfig.WithRegion(settings["region"].(string)))
-	require.NoError(t, err)
-	client := dynamodb.NewFromConfig(loaded, func(o *dynamodb.Options) { o.BaseEndpoint = aws.String(settings["endpoint"].(string)) })
+	s.t.Helper()
 	states := map[string]int{}
-	pages := dynamodb.NewScanPaginator(client, &dynamodb.ScanInput{TableName: aws.String(settings["table"].(string))})
-	for pages.HasMorePages() {
-		page, err := pages.NextPage(t.Context())
-		require.NoError(t, err)
-		for _, item := range page.Items {
-			state, ok := item["state"].(*types.AttributeValueMemberS)
-			require.True(t, ok)
-			states[state.Value]++
-		}
+	for _, item := range openTables(s.t, s.service+"-").items("keys") {
+		state, ok := item["state"].(*types.AttributeValueMemberS)
+		require.True(s.t, ok)
+		states[state.Value]++
 	}
 	return states
 }

@@ -15,11 +15,14 @@ const completedTallies = `SELECT count(*) FROM processed_events WHERE scope LIKE
 // TestGracefulRestartsRunNothingTwice stops replicas eight times under load: what runs finishes and is acked, the rest goes back, so no
 // handler runs a second time, and no innocent message becomes a dead letter.
 func TestGracefulRestartsRunNothingTwice(t *testing.T) {
-	for _, combination := range [][2]string{{"embedded", "sqlite"}, {"rabbitmq-classic", "postgres"}, {"rabbitmq-quorum", "postgres"}, {"kafka", "postgres"}, {"sql-postgres", "postgres"}} {
+	for _, combination := range [][2]string{{"embedded", "sqlite"}, {"rabbitmq-classic", "postgres"}, {"rabbitmq-quorum", "postgres"}, {"kafka", "postgres"}, {"nats", "postgres"}, {"sql-postgres", "postgres"}, {"sql-mysql", "mysql"}, {"sqs", "sqlite"}} {
 		t.Run(combination[0], func(t *testing.T) {
 			t.Parallel()
-			const count = 1600
 			s := newSystem(t, combination[0], combination[1])
+			count := 1600
+			if s.broker == "sqs" {
+				count = 240 // moto looks at every message of a queue in each request
+			}
 			s.write()
 			replicas := []*replica{s.replica("a", true), s.replica("b", true)}
 			for _, r := range replicas {
@@ -32,7 +35,7 @@ func TestGracefulRestartsRunNothingTwice(t *testing.T) {
 			db := s.db()
 			for n := range int64(8) {
 				testenv.Eventually(t, time.Minute, func() error {
-					return atLeast(number(t, db, completedTallies), count*(n+1)/10, "tasks before the next stop")
+					return atLeast(number(t, db, completedTallies), int64(count)*(n+1)/10, "tasks before the next stop")
 				})
 				r := replicas[n%2]
 				r.stop()
@@ -42,7 +45,7 @@ func TestGracefulRestartsRunNothingTwice(t *testing.T) {
 			}
 			<-sent
 			testenv.Eventually(t, 2*time.Minute, func() error {
-				return expect(number(t, db, completedTallies), count, "tasks")
+				return expect(number(t, db, completedTallies), int64(count), "tasks")
 			})
 			runs := s.runs()
 			require.Len(t, runs, count)

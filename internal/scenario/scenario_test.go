@@ -42,23 +42,7 @@ func (s *system) everyPaymentExactlyOnce() (payments int) {
 		return expect(number(t, db, `SELECT count(*) FROM accounts WHERE kind = 'customer'`), accounts, "accounts")
 	})
 
-	var events []event
-	for n := range payments {
-		for range 2 + n%3 {
-			events = append(events, payment(n))
-		}
-	}
-	sent := make(chan struct{})
-	go func() { defer close(sent); s.sendFromSeveral(3, events) }()
-	for kill := range int64(3) {
-		testenv.Eventually(t, 2*time.Minute, func() error {
-			return atLeast(number(t, db, `SELECT count(*) FROM payments`), int64(payments)*(kill+1)/5, "payments before the next kill")
-		})
-		b.kill()
-		b.start()
-	}
-	<-sent
-	b.ready()
+	s.payUnderKills(b, payments, func() int64 { return number(t, db, `SELECT count(*) FROM payments`) })
 	testenv.Eventually(t, 4*time.Minute, func() error { return settled(t, db, int64(payments)) })
 	s.checkBooks(db, payments)
 	s.checkLetters(sink, payments)
@@ -68,6 +52,28 @@ func (s *system) everyPaymentExactlyOnce() (payments int) {
 		"payments": "payments.requested", "email": "payments.completed", "counters": "payments.completed", "journal": "payments.completed",
 	})
 	return payments
+}
+
+// payUnderKills publishes each payment two to four times, while b is killed and started again three times; made counts the payments that are there.
+func (s *system) payUnderKills(b *replica, payments int, made func() int64) {
+	s.t.Helper()
+	var events []event
+	for n := range payments {
+		for range 2 + n%3 {
+			events = append(events, payment(n))
+		}
+	}
+	sent := make(chan struct{})
+	go func() { defer close(sent); s.sendFromSeveral(3, events) }()
+	for kill := range int64(3) {
+		testenv.Eventually(s.t, 2*time.Minute, func() error {
+			return atLeast(made(), int64(payments)*(kill+1)/5, "payments before the next kill")
+		})
+		b.kill()
+		b.start()
+	}
+	<-sent
+	b.ready()
 }
 
 // mailTo makes the email plugin send to the sink. The sink takes a second letter with the same Message-ID without keeping

@@ -51,10 +51,13 @@ func (s *Store) acquire(ctx context.Context, a attempt) (keystore.Verdict, error
 		if err != nil {
 			return keystore.Verdict{}, err
 		}
+		var v keystore.Verdict
+		var done bool
 		if old == nil {
-			return s.granted(ctx, a, term, view{})
+			v, done, err = s.granted(ctx, a, term, view{})
+		} else {
+			v, done, err = s.meet(ctx, a, *old)
 		}
-		v, done, err := s.meet(ctx, a, *old)
 		if done || err != nil {
 			return v, err
 		}
@@ -89,7 +92,10 @@ func (s *Store) put(ctx context.Context, fresh values, now instant, epoch string
 // refused is what a condition found instead of what it asked for; nil where it found that.
 func (s *Store) refused(err error) (*view, error) {
 	if unmet := (*types.ConditionalCheckFailedException)(nil); errors.As(err, &unmet) {
-		v := s.seen(unmet.Item)
+		v, known := s.seen(unmet.Item)
+		if !known {
+			return nil, errNoDate
+		}
 		return &v, nil
 	}
 	return nil, err
@@ -139,13 +145,12 @@ func (s *Store) take(ctx context.Context, a attempt, old view) (keystore.Verdict
 	if a.token != textOf(old.values, "token") {
 		old.values["takeovers"] = number(numberOf(old.values, "takeovers") + 1)
 	}
-	v, err := s.granted(ctx, a, t, old)
-	return v, true, err
+	return s.granted(ctx, a, t, old)
 }
 
-// granted is the verdict for a key that is the caller's now.
-func (s *Store) granted(ctx context.Context, a attempt, t term, old view) (keystore.Verdict, error) {
-	v := keystore.Verdict{Outcome: keystore.Fresh, Token: a.token, Record: keystore.Record{ID: a.ID}}
+// granted is the verdict for a key that is the caller's now. done is false where its lease was written too short, and somebody has taken it already.
+func (s *Store) granted(ctx context.Context, a attempt, t term, old view) (v keystore.Verdict, done bool, err error) {
+	v = keystore.Verdict{Outcome: keystore.Fresh, Token: a.token, Record: keystore.Record{ID: a.ID}}
 	if old.values != nil {
 		old.values["owner"], old.values["lease_until"], old.values["lease"] = text(a.owner), t.until(), t.length()
 		v.Record = old.record(a.ID)
@@ -154,8 +159,10 @@ func (s *Store) granted(ctx context.Context, a attempt, t term, old view) (keyst
 		v.Outcome = keystore.TakenOver
 	}
 	if !t.short(s.clock) {
-		return v, nil
+		return v, true, nil
 	}
-	_, err := s.renew(ctx, a.ID, a.token, a.lease)
-	return v, err
+	if _, err = s.renew(ctx, a.ID, a.token, a.lease); errors.Is(err, keystore.ErrLeaseLost) {
+		return keystore.Verdict{}, false, nil
+	}
+	return v, true, err
 }

@@ -6,7 +6,7 @@
 // A key is one item. Every step (acquire, renew, complete, release, note) is a conditional write of it, so it is atomic; every read is consistent. Who
 // loses a claim learns from the same answer who has the key. A key in progress has an owner, a fencing token and the end of its lease; a step of a
 // holder whose token is not the key's any more changes nothing. Nothing but a completion makes a key completed: a bare claim never counts as
-// done. A step whose answer was lost may be repeated: the same owner gets its own token again, a completion recognises its own.
+// done. A step whose answer was lost may be repeated: the same owner gets its own token again, a completion recognises its own, and a released key stays so.
 //
 // A key in progress has no time to live. A completed key has the binding's retention, in the attribute "expires_at", a number of seconds. The service
 // removes such items up to days later: from that second on the key counts as absent, in reads and in the condition of each claim.
@@ -22,8 +22,8 @@
 // What DynamoDB loses, it loses without a word: a table that somebody deletes, or restores from a backup. A completed key that is lost costs a transaction. A
 // lease that is lost, while its call is under way, is no lease: another copy of the message may be called for at the same time, under the same downstream
 // key, and a process that died during its call leaves nobody who knows of it. The replicas of a global table take writes without asking each
-// other, and the last writer wins: there two regions can have the same lease, and a hint can be overwritten. Capabilities says so, and refuses external handlers
-// that rely on the lease, unless allow_loss is set. A global table of strong consistency has no such weakness.
+// other, and the last writer wins: there two regions can have the same lease, and a hint can be overwritten. Capabilities says so, and the start refuses external
+// handlers that rely on the lease, unless allow_loss is set. A global table of strong consistency has no such weakness.
 //
 // A crash of this process at any step leaves a lease that ends by itself, or a completed key.
 //
@@ -52,9 +52,10 @@ import (
 )
 
 const (
-	// answerWithin bounds one answer where the caller sets no bound.
+	// answerWithin bounds one answer.
 	answerWithin = 3 * time.Second
-	// attempts are of a step without an answer. Every step may be repeated: it knows its own token.
+	// attempts are of a step without an answer. Every step may be repeated: it knows its own token. Only where
+	// a completion leaves no key does the repetition say that the lease is lost.
 	attempts = 3
 	// retryPause is the longest between them.
 	retryPause = 500 * time.Millisecond
@@ -96,8 +97,8 @@ type Store struct {
 
 var _ store.Keys = (*Store)(nil)
 
-// Open makes the client and looks at the table. A service that does not answer is a caveat, not an error: the table is looked at before the
-// first step then. A table that is not as it must be is a *TableError.
+// Open makes the client and looks at the table. A service that does not answer, or refuses these credentials, is a caveat and not an error: the
+// table is looked at before the first step then. A table that is not as it must be is a *TableError.
 func Open(ctx context.Context, c Config, opts store.Options) (*Store, error) {
 	if err := c.Validate(); err != nil {
 		return nil, fmt.Errorf("%s: %w", Name, err)

@@ -32,11 +32,15 @@ func (s *Store) read(ctx context.Context, id keystore.ID) (view, error) {
 	if err != nil {
 		return view{}, err
 	}
-	return s.seen(out.Item), nil
+	v, known := s.seen(out.Item)
+	if !known {
+		return view{}, errNoDate
+	}
+	return v, nil
 }
 
-// seen is an item that an answer had, which has come just now.
-func (s *Store) seen(i values) view {
-	earliest, latest, _ := s.clock.between(time.Now())
-	return view{i, earliest, latest}
+// seen is an item that an answer had, which has come just now. Its time is not known where no answer has ever had a Date.
+func (s *Store) seen(i values) (v view, known bool) {
+	earliest, latest, known := s.clock.between(time.Now())
+	return view{i, earliest, latest}, known
 }

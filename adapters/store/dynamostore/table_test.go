@@ -112,9 +112,7 @@ func TestSeveralMakeTheTable(t *testing.T) {
 // the service says of one is put into its answer.
 func TestGlobalTableIsNamed(t *testing.T) {
 	t.Parallel()
-	c := config(t)
-	f := newFront(t, c.Endpoint)
-	c.Endpoint = f.URL
+	c, f := fronted(t)
 	replicas := []any{map[string]any{"RegionName": region, "ReplicaStatus": "ACTIVE"}, map[string]any{"RegionName": "us-east-1", "ReplicaStatus": "ACTIVE"}}
 	for _, one := range []struct {
 		name    string

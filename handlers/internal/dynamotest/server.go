@@ -2,9 +2,9 @@
 package dynamotest
 
 import (
-	"fmt"
+	"cmp"
+	"encoding/json"
 	"hash/crc32"
-	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -41,7 +41,7 @@ type Server struct {
 	counts map[string]int
 	before map[string]func(n int)
 	lost   map[string]int
-	errs   map[string][]string
+	errs   map[string][]Answer
 }
 
 // Start returns a way to the server, or skips the test where there is none.
@@ -51,7 +51,7 @@ func Start(t testing.TB) *Server {
 	settings, err := awsconfig.LoadDefaultConfig(t.Context(), awsconfig.WithRegion(Region), awsconfig.WithLogger(logging.Nop{}))
 	require.NoError(t, err)
 	s := &Server{
-		t: t, counts: map[string]int{}, before: map[string]func(int){}, lost: map[string]int{}, errs: map[string][]string{},
+		t: t, counts: map[string]int{}, before: map[string]func(int){}, lost: map[string]int{}, errs: map[string][]Answer{},
 		client: dynamodb.NewFromConfig(settings, func(o *dynamodb.Options) { o.BaseEndpoint = aws.String(real) }),
 	}
 	upstream, err := url.Parse(real)
@@ -73,8 +73,8 @@ func (s *Server) pass(proxy http.Handler, w http.ResponseWriter, r *http.Request
 	if before != nil {
 		before(n)
 	}
-	if code := s.take(op); code != "" {
-		refuse(w, code)
+	if a := s.take(op); a.Code != "" {
+		a.write(w)
 		return
 	}
 	if !s.loses(op) {
@@ -85,22 +85,38 @@ func (s *Server) pass(proxy http.Handler, w http.ResponseWriter, r *http.Request
 	panic(http.ErrAbortHandler) // closes the connection without an answer
 }
 
-// refuse answers as the service does.
-func refuse(w http.ResponseWriter, code string) {
-	body := fmt.Sprintf(`{"__type":"com.amazonaws.dynamodb.v20120810#%s","message":"by the test"}`, code)
-	w.Header().Set("Content-Type", "application/x-amz-json-1.0")
-	w.Header().Set("X-Amz-Crc32", strconv.FormatUint(uint64(crc32.ChecksumIEEE([]byte(body))), 10))
-	w.WriteHeader(http.StatusBadRequest)
-	_, _ = io.WriteString(w, body)
+// Answer is an error that the service would give. Status is 400 where it is not set; Reasons are the codes of a cancelled transaction's.
+type Answer struct {
+	Code    string
+	Status  int
+	Reasons []string
 }
 
-func (s *Server) take(op string) (code string) {
+// write answers as the service does.
+func (a Answer) write(w http.ResponseWriter) {
+	reasons := make([]map[string]string, len(a.Reasons))
+	for i, code := range a.Reasons {
+		reasons[i] = map[string]string{"Code": code}
+	}
+	body, err := json.Marshal(map[string]any{
+		"__type": "com.amazonaws.dynamodb.v20120810#" + a.Code, "message": "by the test", "CancellationReasons": reasons,
+	})
+	if err != nil {
+		panic(err) // texts alone
+	}
+	w.Header().Set("Content-Type", "application/x-amz-json-1.0")
+	w.Header().Set("X-Amz-Crc32", strconv.FormatUint(uint64(crc32.ChecksumIEEE(body)), 10))
+	w.WriteHeader(cmp.Or(a.Status, http.StatusBadRequest))
+	_, _ = w.Write(body)
+}
+
+func (s *Server) take(op string) (a Answer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if codes := s.errs[op]; len(codes) > 0 {
-		code, s.errs[op] = codes[0], codes[1:]
+	if answers := s.errs[op]; len(answers) > 0 {
+		a, s.errs[op] = answers[0], answers[1:]
 	}
-	return code
+	return a
 }
 
 func (s *Server) loses(op string) bool {
@@ -120,11 +136,11 @@ func (s *Server) Lose(op string, n int) {
 	s.lost[op] = n
 }
 
-// Refuse has the next requests of an operation refused with these codes; "" lets one pass.
-func (s *Server) Refuse(op string, codes ...string) {
+// Refuse has the next requests of an operation answered so.
+func (s *Server) Refuse(op string, answers ...Answer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.errs[op] = codes
+	s.errs[op] = answers
 }
 
 // Before runs do before each request of an operation reaches the server, with its number.
