@@ -3,9 +3,10 @@ package dynamotx
 import (
 	"errors"
 	"fmt"
-	"net/url"
 	"regexp"
 	"time"
+
+	"github.com/oncemill/oncemill/internal/awsconf"
 )
 
 // Config says where the tables are. Credentials are found as every program of Amazon's SDK finds them: variables of the environment, the
@@ -42,16 +43,8 @@ func (c Config) Validate() error {
 			errs = append(errs, fmt.Errorf(format, args...))
 		}
 	}
-	refuse(!validURL(c.Endpoint), "endpoint: write a URL such as https://dynamodb.eu-central-1.amazonaws.com, without user and password")
+	refuse(c.Endpoint != "" && !awsconf.ValidURL(c.Endpoint), "endpoint: write a URL such as https://dynamodb.eu-central-1.amazonaws.com, without user and password")
 	refuse(!prefixes.MatchString(c.Prefix), "prefix %.250q: 1 to 200 letters, digits, '_', '.' and '-'", c.Prefix)
 	refuse(c.Retention < time.Minute || c.Retention%time.Second != 0, "retention %s: whole seconds, a minute or more", c.Retention)
 	return errors.Join(errs...)
-}
-
-func validURL(text string) bool {
-	if text == "" {
-		return true
-	}
-	u, err := url.Parse(text)
-	return err == nil && u.User == nil && u.Host != "" && (u.Scheme == "http" || u.Scheme == "https")
 }

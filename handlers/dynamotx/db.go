@@ -2,16 +2,14 @@ package dynamotx
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
-	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
-	awsconfig "github.com/aws/aws-sdk-go-v2/config"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
-	"github.com/aws/smithy-go/logging"
+
+	"github.com/oncemill/oncemill/internal/awsconf"
 )
 
 // keysTable is the last part of the keys table's name.
@@ -74,28 +72,13 @@ func (d *DB) distrust() {
 const connections = 64
 
 func connect(ctx context.Context, cfg Config) (*dynamodb.Client, error) {
-	// The SDK's own log would go past the application's; its errors are returned anyway.
-	options := []func(*awsconfig.LoadOptions) error{awsconfig.WithLogger(logging.Nop{})}
-	if cfg.Region != "" {
-		options = append(options, awsconfig.WithRegion(cfg.Region))
-	}
-	settings, err := awsconfig.LoadDefaultConfig(ctx, options...)
+	settings, transport, err := awsconf.Load(ctx, awsconf.Settings{Region: cfg.Region, Connections: connections})
 	if err != nil {
-		return nil, fmt.Errorf("load the settings of Amazon's SDK: %w", err)
+		return nil, fmt.Errorf("connect to DynamoDB: %w", err)
 	}
-	if settings.Region == "" {
-		return nil, errors.New("no region is set for DynamoDB: set region in the plugin's section, or AWS_REGION")
-	}
-	// The SDK's own client, with the certificates that its settings name.
-	sdk, ok := settings.HTTPClient.(*awshttp.BuildableClient)
-	if !ok {
-		sdk = awshttp.NewBuildableClient()
-	}
-	sdk = sdk.WithTransportOptions(func(t *http.Transport) {
-		t.MaxIdleConns, t.MaxIdleConnsPerHost, t.IdleConnTimeout = connections, connections, 30*time.Second
-	})
+	transport.IdleConnTimeout = 30 * time.Second // nobody closes a plugin's connections
 	return dynamodb.NewFromConfig(settings, func(o *dynamodb.Options) {
-		o.HTTPClient = sdk
+		o.HTTPClient = &http.Client{Transport: transport}
 		if cfg.Endpoint != "" {
 			o.BaseEndpoint = aws.String(cfg.Endpoint)
 		}

@@ -43,14 +43,16 @@ var rules = []rule{
 	{"handlers/internal/...", []string{"handlers", "middleware/envelope", "internal/testenv/..."}, "what plugins' tests share"},
 	{"handlers/dynamocounters", []string{"handlers", "handlers/dynamotx", "handlers/internal/..."}, "a plugin knows the plugin contract and its kind of handler only"},
 	{"handlers/dynamopayments", []string{"handlers", "handlers/dynamotx", "handlers/internal/..."}, "a plugin knows the plugin contract and its kind of handler only"},
+	{"handlers/dynamotx", []string{"handlers", "handlers/internal/...", "middleware/envelope", "internal/awsconf"}, "a kind of handler knows the plugin contract only"},
 	{"handlers/...", []string{"handlers", "handlers/internal/...", "middleware/envelope"}, "a plugin knows the plugin contract only"},
 	{"adapters/broker", []string{"middleware/envelope", "middleware/outbox", "middleware/transact"}, "a contract knows no implementation"},
 	{"adapters/store", []string{"middleware/envelope", "middleware/outbox", "middleware/parking", "middleware/keystore"}, "a contract knows no implementation"},
-	{"adapters/broker/...", []string{"adapters/broker", "adapters/internal/...", "middleware/envelope", "middleware/outbox", "middleware/transact"}, "adapters know contracts, never each other"},
-	{"adapters/store/...", []string{"adapters/store", "adapters/internal/...", "middleware/envelope", "middleware/outbox", "middleware/parking", "middleware/keystore"}, "adapters know contracts, never each other"},
+	{"adapters/broker/...", []string{"adapters/broker", "adapters/internal/...", "internal/awsconf", "middleware/envelope", "middleware/outbox", "middleware/transact"}, "adapters know contracts, never each other"},
+	{"adapters/store/...", []string{"adapters/store", "adapters/internal/...", "internal/awsconf", "middleware/envelope", "middleware/outbox", "middleware/parking", "middleware/keystore"}, "adapters know contracts, never each other"},
 	{"adapters/internal/...", []string{"adapters/broker", "adapters/store", "adapters/internal/...", "middleware/envelope", "middleware/outbox", "middleware/parking", "middleware/keystore"}, "adapters know contracts only"},
 	{"internal/testenv/...", []string{"internal/testenv/..."}, "test servers know nothing of the product"},
 	{"app/...", []string{"..."}, "app composes and may know everybody"},
+	{"internal/awsconf", nil, "how Amazon's services are reached knows no contract"},
 	{"internal/...", []string{"..."}, "tests of the whole may know everybody"},
 }
 

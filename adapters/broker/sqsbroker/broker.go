@@ -12,7 +12,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
 
 	"github.com/oncemill/oncemill/adapters/broker"
-	"github.com/oncemill/oncemill/adapters/internal/awsconf"
+	"github.com/oncemill/oncemill/internal/awsconf"
 	"github.com/oncemill/oncemill/middleware/envelope"
 )
 

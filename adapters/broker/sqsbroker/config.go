@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/oncemill/oncemill/adapters/internal/awsconf"
+	"github.com/oncemill/oncemill/internal/awsconf"
 )
 
 // Name is the broker's name, in Factory and in envelope.Delivery.

@@ -8,7 +8,7 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/service/sqs/types"
 
-	"github.com/oncemill/oncemill/adapters/internal/awsconf"
+	"github.com/oncemill/oncemill/internal/awsconf"
 	"github.com/oncemill/oncemill/middleware/outbox"
 )
 

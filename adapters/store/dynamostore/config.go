@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"regexp"
 
-	"github.com/oncemill/oncemill/adapters/internal/awsconf"
+	"github.com/oncemill/oncemill/internal/awsconf"
 )
 
 // Name is what --keys takes.

@@ -46,8 +46,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 
-	"github.com/oncemill/oncemill/adapters/internal/awsconf"
 	"github.com/oncemill/oncemill/adapters/store"
+	"github.com/oncemill/oncemill/internal/awsconf"
 	"github.com/oncemill/oncemill/middleware/keystore"
 )
 

@@ -9,7 +9,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 
-	"github.com/oncemill/oncemill/adapters/internal/awsconf"
+	"github.com/oncemill/oncemill/internal/awsconf"
 	"github.com/oncemill/oncemill/middleware/keystore"
 )
 

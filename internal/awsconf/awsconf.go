@@ -1,4 +1,4 @@
-// Package awsconf is what adapters of Amazon's services have in common: where the SDK's settings come from, and whom an error blames.
+// Package awsconf is what adapters and handlers on Amazon's services have in common: where the SDK's settings come from, and whom an error blames.
 package awsconf
 
 import (
@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"strings"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
@@ -17,7 +18,7 @@ import (
 type Settings struct {
 	// Region and Profile, where empty, are the SDK's own.
 	Region, Profile string
-	// Section is where they stand, such as "brokers.sqs", for errors.
+	// Section is where they stand, such as "brokers.sqs", for errors; "" where that is not known.
 	Section string
 	// Connections is how many requests of one process may be on their way without dialling anew.
 	Connections int
@@ -37,7 +38,7 @@ func Load(ctx context.Context, s Settings) (aws.Config, *http.Transport, error) 
 		return aws.Config{}, nil, fmt.Errorf("load the SDK's settings: %w", err)
 	}
 	if loaded.Region == "" {
-		return aws.Config{}, nil, fmt.Errorf("no region is set: set %s.region, or AWS_REGION", s.Section)
+		return aws.Config{}, nil, fmt.Errorf("no region is set: set %s, or AWS_REGION", strings.TrimPrefix(s.Section+".region", "."))
 	}
 	// What the SDK would tell in its own log comes back as an error as well.
 	loaded.Logger = logging.Nop{}
