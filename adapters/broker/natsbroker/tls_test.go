@@ -104,7 +104,7 @@ func (c *courier) exchange() {
 func refused(t *testing.T, name string, configure func(*Config), advice string) {
 	t.Helper()
 	var log bytes.Buffer
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
 	_, err := Factory().Open(ctx, func(into any) error {
 		configure(into.(*Config))
