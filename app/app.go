@@ -22,6 +22,7 @@ import (
 	"github.com/oncemill/oncemill/adapters/store"
 	"github.com/oncemill/oncemill/config"
 	"github.com/oncemill/oncemill/middleware"
+	"github.com/oncemill/oncemill/middleware/faultpoint"
 	"github.com/oncemill/oncemill/middleware/idempotency"
 	"github.com/oncemill/oncemill/middleware/parking"
 )
@@ -38,7 +39,7 @@ type App struct {
 	metrics  *metrics
 	tracing  *middleware.Tracing
 	flush    func(context.Context) error // of the tracing exporter
-	fault    idempotency.Fault
+	fault    faultpoint.Hook
 
 	store  store.Store
 	far    map[string]store.Keys // by name: where keys are kept besides the database

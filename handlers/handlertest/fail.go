@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oncemill/oncemill/middleware/idempotency"
+	"github.com/oncemill/oncemill/middleware/faultpoint"
 	"github.com/oncemill/oncemill/middleware/parking"
 )
 
@@ -29,7 +29,7 @@ func (k *Kit) FailEverywhere(to, key string, payload any, check func(k *Kit)) {
 			c := k.copy(t)
 			fired := false
 			n := 0
-			c.one.breakAt(func(_ context.Context, at idempotency.FaultPoint) error {
+			c.one.breakAt(func(_ context.Context, at faultpoint.Point) error {
 				if timed(at) {
 					return nil
 				}
@@ -54,15 +54,15 @@ func (k *Kit) FailEverywhere(to, key string, payload any, check func(k *Kit)) {
 }
 
 // timed reports steps that come by the clock, and so at another place each time.
-func timed(at idempotency.FaultPoint) bool { return at == idempotency.FaultBeforeRenewal }
+func timed(at faultpoint.Point) bool { return at == faultpoint.BeforeRenewal }
 
 // steps delivers the message to a copy, and returns the steps of its way. check looks at this copy too.
-func (k *Kit) steps(to, key string, payload any, check func(k *Kit)) []idempotency.FaultPoint {
+func (k *Kit) steps(to, key string, payload any, check func(k *Kit)) []faultpoint.Point {
 	k.t.Helper()
-	var steps []idempotency.FaultPoint
+	var steps []faultpoint.Point
 	k.t.Run("00-undisturbed", func(t *testing.T) {
 		c := k.copy(t)
-		c.one.breakAt(func(_ context.Context, at idempotency.FaultPoint) error {
+		c.one.breakAt(func(_ context.Context, at faultpoint.Point) error {
 			if !timed(at) {
 				steps = append(steps, at)
 			}

@@ -9,6 +9,7 @@ import (
 	"github.com/oncemill/oncemill/adapters/store"
 	"github.com/oncemill/oncemill/handlers"
 	"github.com/oncemill/oncemill/internal/pluginbind"
+	"github.com/oncemill/oncemill/middleware/faultpoint"
 	"github.com/oncemill/oncemill/middleware/idempotency"
 )
 
@@ -19,7 +20,7 @@ type replica struct {
 	engines map[string]*idempotency.Engine // by scope
 
 	mu      sync.Mutex
-	fault   idempotency.Fault
+	fault   faultpoint.Hook
 	outcome map[string]Outcome // the latest, by scope
 }
 
@@ -104,7 +105,7 @@ func (r *replica) latest(scope string) Outcome {
 }
 
 // at is the engine's fault hook; breakAt decides what it does.
-func (r *replica) at(ctx context.Context, at idempotency.FaultPoint) error {
+func (r *replica) at(ctx context.Context, at faultpoint.Point) error {
 	r.mu.Lock()
 	fault := r.fault
 	r.mu.Unlock()
@@ -114,7 +115,7 @@ func (r *replica) at(ctx context.Context, at idempotency.FaultPoint) error {
 	return fault(ctx, at)
 }
 
-func (r *replica) breakAt(fault idempotency.Fault) {
+func (r *replica) breakAt(fault faultpoint.Hook) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.fault = fault

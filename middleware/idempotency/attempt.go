@@ -9,6 +9,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/oncemill/oncemill/middleware/faultpoint"
 	"github.com/oncemill/oncemill/middleware/keystore"
 )
 
@@ -16,7 +17,7 @@ import (
 func (e *Engine) attemptTransactional(ctx context.Context, j *job) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	if err := e.fault.at(ctx, FaultBeforeClaim); err != nil {
+	if err := e.fault.At(ctx, faultpoint.BeforeClaim); err != nil {
 		return err
 	}
 	tx, err := e.keys.Begin(ctx, keystore.TxOptions{Isolation: e.binding.Isolation, LockTimeout: e.binding.LockTimeout})
@@ -45,7 +46,7 @@ func (e *Engine) attemptTransactional(ctx context.Context, j *job) error {
 			return e.answer(ctx, j, verdicts[0], tx)
 		}
 	}
-	if err := e.fault.at(ctx, FaultAfterClaim); err != nil {
+	if err := e.fault.At(ctx, faultpoint.AfterClaim); err != nil {
 		return err
 	}
 	facade := newTx(ctx, cancel, tx.SQL(), j, e.fault)
@@ -147,7 +148,7 @@ func (e *Engine) commit(ctx context.Context, j *job, tx keystore.Tx, facade *Tx,
 		return err
 	}
 	c.Result, c.Outbox, c.KeepOutputs = result, facade.outgoing, e.binding.Resend
-	if err := e.fault.at(ctx, FaultBeforeCommit); err != nil {
+	if err := e.fault.At(ctx, faultpoint.BeforeCommit); err != nil {
 		return err
 	}
 	if err := tx.Commit(ctx, []keystore.Completion{c}); err != nil {
@@ -156,7 +157,7 @@ func (e *Engine) commit(ctx context.Context, j *job, tx keystore.Tx, facade *Tx,
 	e.observe(Event{Kind: EventCompleted, Scope: j.id.Scope, Duration: time.Since(j.started)})
 	e.note(ctx, c)
 	e.afterCommit(ctx, facade.after)
-	if err := e.fault.at(ctx, FaultCommitted); err != nil {
+	if err := e.fault.At(ctx, faultpoint.Committed); err != nil {
 		return fmt.Errorf("%w: %w", keystore.ErrOutcomeUnknown, err)
 	}
 	return nil

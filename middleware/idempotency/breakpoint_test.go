@@ -10,15 +10,16 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/stretchr/testify/require"
 
+	"github.com/oncemill/oncemill/middleware/faultpoint"
 	"github.com/oncemill/oncemill/middleware/idempotency"
 )
 
 var errBroken = errors.New("broken for the test")
 
 // failAt makes a fault that breaks a point the first times, or always where times is negative.
-func failAt(point idempotency.FaultPoint, times int, err error) idempotency.Fault {
+func failAt(point faultpoint.Point, times int, err error) faultpoint.Hook {
 	var mu sync.Mutex
-	return func(_ context.Context, at idempotency.FaultPoint) error {
+	return func(_ context.Context, at faultpoint.Point) error {
 		mu.Lock()
 		defer mu.Unlock()
 		if at != point || times == 0 {
@@ -31,14 +32,14 @@ func failAt(point idempotency.FaultPoint, times int, err error) idempotency.Faul
 
 // breakpoint holds the first who comes to a fault point until it is released. It forces an order without waiting for time to pass.
 type breakpoint struct {
-	point   idempotency.FaultPoint
+	point   faultpoint.Point
 	once    sync.Once
 	reached chan struct{}
 	free    chan struct{}
 	release func()
 }
 
-func newBreakpoint(t *testing.T, point idempotency.FaultPoint) *breakpoint {
+func newBreakpoint(t *testing.T, point faultpoint.Point) *breakpoint {
 	b := &breakpoint{point: point, reached: make(chan struct{}), free: make(chan struct{})}
 	b.release = sync.OnceFunc(func() { close(b.free) })
 	t.Cleanup(b.release)
@@ -46,7 +47,7 @@ func newBreakpoint(t *testing.T, point idempotency.FaultPoint) *breakpoint {
 }
 
 // fault is for the engine's Config.
-func (b *breakpoint) fault(_ context.Context, at idempotency.FaultPoint) error {
+func (b *breakpoint) fault(_ context.Context, at faultpoint.Point) error {
 	if at == b.point {
 		b.hit()
 	}
@@ -79,13 +80,13 @@ func await(t *testing.T, c <-chan struct{}, what string) {
 // death kills a process at a fault point: there, and at every point after it, also in its renewals, nothing goes on
 // until the end of the test. It is for points at which no transaction is open, whose locks a killed process would lose.
 type death struct {
-	point   idempotency.FaultPoint
+	point   faultpoint.Point
 	once    sync.Once
 	reached chan struct{}
 }
 
 // dies delivers a message to an engine of a process of its own, which dies of it at point, and returns when it is dead.
-func (h *harness) dies(t *testing.T, b idempotency.Binding, point idempotency.FaultPoint, msg *message.Message) {
+func (h *harness) dies(t *testing.T, b idempotency.Binding, point faultpoint.Point, msg *message.Message) {
 	t.Helper()
 	d := &death{point: point, reached: make(chan struct{})}
 	s := h.open(t, 0)
@@ -108,7 +109,7 @@ func (h *harness) dies(t *testing.T, b idempotency.Binding, point idempotency.Fa
 }
 
 // fault stays until the engine is cut off, which is when the test ends.
-func (d *death) fault(ctx context.Context, at idempotency.FaultPoint) error {
+func (d *death) fault(ctx context.Context, at faultpoint.Point) error {
 	if at == d.point {
 		d.once.Do(func() { close(d.reached) })
 	}

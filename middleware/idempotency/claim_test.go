@@ -12,6 +12,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/stretchr/testify/require"
 
+	"github.com/oncemill/oncemill/middleware/faultpoint"
 	"github.com/oncemill/oncemill/middleware/idempotency"
 	"github.com/oncemill/oncemill/middleware/keystore"
 	"github.com/oncemill/oncemill/middleware/parking"
@@ -63,7 +64,7 @@ func TestF001RivalsForOneKey(t *testing.T) {
 func TestF002EffectAndKeyAppearTogether(t *testing.T) {
 	eachStore(t, func(t *testing.T, h *harness) {
 		const keys = 40
-		lost := failEvery(idempotency.FaultCommitted, 2)
+		lost := failEvery(faultpoint.Committed, 2)
 		e := h.newEngine(t, idempotency.Binding{Handler: effect}, withFault(lost))
 
 		observer := h.open(t, 2)
@@ -109,9 +110,9 @@ func TestF002EffectAndKeyAppearTogether(t *testing.T) {
 }
 
 // failEvery breaks every n-th pass of a point.
-func failEvery(point idempotency.FaultPoint, n int64) idempotency.Fault {
+func failEvery(point faultpoint.Point, n int64) faultpoint.Hook {
 	var passes atomic.Int64
-	return func(_ context.Context, at idempotency.FaultPoint) error {
+	return func(_ context.Context, at faultpoint.Point) error {
 		if at == point && passes.Add(1)%n == 0 {
 			return errBroken
 		}
@@ -162,7 +163,7 @@ func TestF025LosingTheClaim(t *testing.T) {
 						hold.hit()
 						return outcome
 					})})
-				claiming := newBreakpoint(t, idempotency.FaultBeforeClaim)
+				claiming := newBreakpoint(t, faultpoint.BeforeClaim)
 				second := h.newEngine(t, idempotency.Binding{Handler: effect}, on(h.open(t, 0)), withFault(claiming.fault))
 
 				one := first.deliver(newMessage("key", "1"))

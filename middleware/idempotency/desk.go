@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/oncemill/oncemill/middleware/faultpoint"
 	"github.com/oncemill/oncemill/middleware/keystore"
 	"github.com/oncemill/oncemill/middleware/parking"
 )
@@ -45,7 +46,7 @@ func pause(ctx context.Context, d time.Duration) bool {
 // park writes the message to parking, or gives its row back there; it is due after the time due.
 func (e *Engine) park(ctx, wait context.Context, j *job, f failure, due time.Duration) error {
 	err := e.insist(wait, "park the message", func() error {
-		if err := e.fault.at(ctx, FaultBeforeParking); err != nil {
+		if err := e.fault.At(ctx, faultpoint.BeforeParking); err != nil {
 			return err
 		}
 		row := e.row(j, parking.Waiting, f)
@@ -60,7 +61,7 @@ func (e *Engine) park(ctx, wait context.Context, j *job, f failure, due time.Dur
 	}
 	e.observe(Event{Kind: EventParked, Scope: j.id.Scope, Reason: f.reason})
 	e.woken()
-	return e.fault.at(ctx, FaultParked)
+	return e.fault.At(ctx, faultpoint.Parked)
 }
 
 // bury writes the dead letter and the key as failed in one new transaction.
@@ -75,12 +76,12 @@ func (e *Engine) bury(ctx, wait context.Context, j *job, f failure) error {
 	}
 	e.observe(Event{Kind: kind, Scope: j.id.Scope, Reason: f.reason})
 	e.woken()
-	return e.fault.at(ctx, FaultBuried)
+	return e.fault.At(ctx, faultpoint.DeadLetterWritten)
 }
 
 // buryOnce tries to, and returns what became of the message: the key's state has the last word.
 func (e *Engine) buryOnce(ctx context.Context, j *job, f failure) (EventKind, error) {
-	if err := e.fault.at(ctx, FaultBeforeBurial); err != nil {
+	if err := e.fault.At(ctx, faultpoint.BeforeDeadLetter); err != nil {
 		return "", err
 	}
 	tx, err := e.keys.Begin(ctx, keystore.TxOptions{LockTimeout: e.binding.LockTimeout})

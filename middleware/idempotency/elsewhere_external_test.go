@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/oncemill/oncemill/internal/testenv"
+	"github.com/oncemill/oncemill/middleware/faultpoint"
 	"github.com/oncemill/oncemill/middleware/idempotency"
 	"github.com/oncemill/oncemill/middleware/keystore"
 	"github.com/oncemill/oncemill/middleware/parking"
@@ -61,9 +62,9 @@ func TestF003CrashBetweenCommitAndCompletionElsewhere(t *testing.T) {
 func TestF005ZombieElsewhere(t *testing.T) {
 	besides(t, func(t *testing.T, h *harness) {
 		f := openFar(t, testenv.Redis(t))
-		pause := newBreakpoint(t, idempotency.FaultCalled)
-		paused := func(ctx context.Context, at idempotency.FaultPoint) error {
-			if at == idempotency.FaultBeforeRenewal {
+		pause := newBreakpoint(t, faultpoint.Called)
+		paused := func(ctx context.Context, at faultpoint.Point) error {
+			if at == faultpoint.BeforeRenewal {
 				return errBroken // so that it does not learn in time that it has lost
 			}
 			return pause.fault(ctx, at)
@@ -122,7 +123,7 @@ func TestF048LeaseIsLostInTheCall(t *testing.T) {
 func TestF048LeaseIsLostBeforeTheRecord(t *testing.T) {
 	besides(t, func(t *testing.T, h *harness) {
 		f := openFar(t, testenv.Redis(t))
-		pause := newBreakpoint(t, idempotency.FaultCalled)
+		pause := newBreakpoint(t, faultpoint.Called)
 		var outside provider
 		e := h.newEngine(t, idempotency.Binding{External: external(outside.call)}, with(f), withFault(pause.fault))
 		wait := e.deliver(newMessage("key", "1"))
@@ -142,7 +143,7 @@ func TestF048LeaseIsLostBeforeTheRecord(t *testing.T) {
 func TestF048LostLeaseMayCallTwiceAndRecordsOnce(t *testing.T) {
 	besides(t, func(t *testing.T, h *harness) {
 		f := openFar(t, testenv.Redis(t))
-		pause := newBreakpoint(t, idempotency.FaultCalled)
+		pause := newBreakpoint(t, faultpoint.Called)
 		var outside provider
 		b := idempotency.Binding{External: external(outside.call)}
 		first := h.newEngine(t, b, with(f), withFault(pause.fault))

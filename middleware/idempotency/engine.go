@@ -10,6 +10,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill/middleware/envelope"
+	"github.com/oncemill/oncemill/middleware/faultpoint"
 	"github.com/oncemill/oncemill/middleware/keystore"
 	"github.com/oncemill/oncemill/middleware/keystore/elsewhere"
 	"github.com/oncemill/oncemill/middleware/parking"
@@ -36,7 +37,7 @@ type Config struct {
 	// Woken, where set, is called after a row was parked.
 	Woken func()
 	// Fault breaks steps, for tests. Nil in production.
-	Fault Fault
+	Fault faultpoint.Hook
 }
 
 // Engine runs one binding. It is safe for concurrent use.
@@ -51,7 +52,7 @@ type Engine struct {
 	inject  func(context.Context, message.Metadata)
 	onDup   func(context.Context, *message.Message, keystore.Record)
 	wake    func()
-	fault   Fault
+	fault   faultpoint.Hook
 	events  func(Event)
 	handler atomic.Pointer[Handler] // the binding's, or a router's; nil before the router has given it
 
@@ -167,7 +168,7 @@ func (e *Engine) enter() bool {
 func (e *Engine) finish(wait context.Context, j *job, violation error) error {
 	run, cancel := joined(context.WithoutCancel(wait), e.aborted)
 	defer cancel()
-	err := e.fault.at(run, FaultReceived)
+	err := e.fault.At(run, faultpoint.Received)
 	if err == nil && violation != nil {
 		f := e.classify(violation)
 		e.logFailure(run, j, f)
@@ -176,7 +177,7 @@ func (e *Engine) finish(wait context.Context, j *job, violation error) error {
 		err = e.drive(run, wait, j)
 	}
 	if err == nil {
-		err = e.fault.at(run, FaultBeforeAck)
+		err = e.fault.At(run, faultpoint.BeforeAck)
 	}
 	if err != nil {
 		return e.handBack(j, err)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/middleware/envelope"
+	"github.com/oncemill/oncemill/middleware/faultpoint"
 	"github.com/oncemill/oncemill/middleware/keystore"
 	"github.com/oncemill/oncemill/middleware/parking"
 )
@@ -18,7 +19,7 @@ func (e *Engine) attemptExternal(ctx, wait context.Context, j *job) error {
 	if j.id.Key == "" {
 		return &envelope.Violation{Rule: envelope.RuleKeyMissing, Detail: "an external handler needs an idempotency key"}
 	}
-	if err := e.fault.at(ctx, FaultBeforeClaim); err != nil {
+	if err := e.fault.At(ctx, faultpoint.BeforeClaim); err != nil {
 		return err
 	}
 	v, err := e.acquire(ctx, j)
@@ -53,7 +54,7 @@ func (e *Engine) acquire(ctx context.Context, j *job) (keystore.Verdict, error) 
 	}
 	verdicts, err := e.keys.Acquire(ctx, j.asking, []keystore.Claim{j.claim()}, e.binding.Lease)
 	if err == nil {
-		err = e.fault.at(ctx, FaultLeaseAcquired)
+		err = e.fault.At(ctx, faultpoint.LeaseAcquired)
 	}
 	if err != nil {
 		return keystore.Verdict{}, inStore(err, "acquire the key")
@@ -81,7 +82,7 @@ func (e *Engine) hold(ctx context.Context, j *job) (held context.Context, releas
 
 // renew prolongs the lease. A store that does not answer is asked again at the next turn: only its own word says that the lease is lost.
 func (e *Engine) renew(ctx context.Context, j *job) error {
-	if err := e.fault.at(ctx, FaultBeforeRenewal); err != nil {
+	if err := e.fault.At(ctx, faultpoint.BeforeRenewal); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, e.binding.Lease/3)
@@ -154,7 +155,7 @@ func (e *Engine) call(ctx, wait context.Context, j *job) error {
 		return err
 	})
 	if err == nil {
-		if err := e.fault.at(ctx, FaultCalled); err != nil {
+		if err := e.fault.At(ctx, faultpoint.Called); err != nil {
 			return err
 		}
 		return e.record(ctx, wait, j, result)

@@ -10,6 +10,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/stretchr/testify/require"
 
+	"github.com/oncemill/oncemill/middleware/faultpoint"
 	"github.com/oncemill/oncemill/middleware/idempotency"
 	"github.com/oncemill/oncemill/middleware/keystore"
 	"github.com/oncemill/oncemill/middleware/parking"
@@ -22,8 +23,8 @@ const shortLease = time.Second
 func TestF005LeaseIsRenewed(t *testing.T) {
 	eachStore(t, func(t *testing.T, h *harness) {
 		renewals := make(chan struct{}, 100)
-		fault := func(_ context.Context, at idempotency.FaultPoint) error {
-			if at == idempotency.FaultBeforeRenewal {
+		fault := func(_ context.Context, at faultpoint.Point) error {
+			if at == faultpoint.BeforeRenewal {
 				renewals <- struct{}{}
 			}
 			return nil
@@ -55,9 +56,9 @@ func TestF005LeaseIsRenewed(t *testing.T) {
 // is refused and its rows roll back; it neither buries the message nor marks the key failed.
 func TestF005Zombie(t *testing.T) {
 	eachStore(t, func(t *testing.T, h *harness) {
-		pause := newBreakpoint(t, idempotency.FaultCalled)
-		paused := func(ctx context.Context, at idempotency.FaultPoint) error {
-			if at == idempotency.FaultBeforeRenewal {
+		pause := newBreakpoint(t, faultpoint.Called)
+		paused := func(ctx context.Context, at faultpoint.Point) error {
+			if at == faultpoint.BeforeRenewal {
 				return errBroken // so that it does not learn in time that it has lost
 			}
 			return pause.fault(ctx, at)
@@ -104,7 +105,7 @@ func (h *harness) leaseIsOver(t *testing.T, key string) {
 // A lost lease ends the context of the call, with its cause.
 func TestLostLeaseEndsTheCall(t *testing.T) {
 	eachStore(t, func(t *testing.T, h *harness) {
-		renewing := newBreakpoint(t, idempotency.FaultBeforeRenewal)
+		renewing := newBreakpoint(t, faultpoint.BeforeRenewal)
 		var cause atomic.Value
 		var calls atomic.Int64
 		b := idempotency.Binding{Lease: shortLease, Timeout: time.Hour, Retry: idempotency.Retry{InProcess: -1}}
@@ -141,8 +142,8 @@ func TestUnansweredRenewalIsNoLostLease(t *testing.T) {
 		e := h.newEngine(t, idempotency.Binding{Lease: shortLease, External: external(func(ctx context.Context, _ *message.Message, _, _ string) (any, error) {
 			eventually(t, "renewals fail", func() bool { return failures.Load() >= 2 || ctx.Err() != nil })
 			return "done", ctx.Err()
-		})}, withFault(func(_ context.Context, at idempotency.FaultPoint) error {
-			if at == idempotency.FaultBeforeRenewal && failures.Add(1) <= 2 {
+		})}, withFault(func(_ context.Context, at faultpoint.Point) error {
+			if at == faultpoint.BeforeRenewal && failures.Add(1) <= 2 {
 				return errBroken
 			}
 			return nil
@@ -161,7 +162,7 @@ func TestF006KilledProcessLeavesItsKey(t *testing.T) {
 		var outside provider
 		b := idempotency.Binding{Lease: shortLease, Retry: idempotency.Retry{InProcess: 50 * time.Millisecond, Attempts: 1}, External: external(outside.call)}
 		b.External.Unknown = idempotency.UnknownRetry
-		h.dies(t, b, idempotency.FaultCalled, newMessage("key", "1"))
+		h.dies(t, b, faultpoint.Called, newMessage("key", "1"))
 		heir := h.newEngine(t, b, on(h.open(t, 0)))
 		heir.acked(t, redelivered(newMessage("key", "1")))
 		require.Zero(t, heir.events(idempotency.EventDuplicate))
@@ -180,7 +181,7 @@ func TestExternalParkedRowIsLost(t *testing.T) {
 	eachStore(t, func(t *testing.T, h *harness) {
 		var outside provider
 		b := idempotency.Binding{External: external(outside.call)}
-		called := newBreakpoint(t, idempotency.FaultCalled)
+		called := newBreakpoint(t, faultpoint.Called)
 		slow := h.newEngine(t, b, withFault(called.fault))
 		other := h.newEngine(t, b, on(h.open(t, 0)))
 		require.NoError(t, h.Parking().Park(t.Context(), []parking.Row{{State: parking.Waiting, Scope: scope, Topic: topic, UUID: "u", Key: "key", Payload: []byte("1")}}))

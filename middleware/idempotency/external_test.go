@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/oncemill/oncemill/middleware/envelope"
+	"github.com/oncemill/oncemill/middleware/faultpoint"
 	"github.com/oncemill/oncemill/middleware/idempotency"
 	"github.com/oncemill/oncemill/middleware/keystore"
 	"github.com/oncemill/oncemill/middleware/parking"
@@ -82,7 +83,7 @@ func TestExternalAttemptsExhausted(t *testing.T) {
 // The dead letter of a copy waits while another copy of the key is under way: that one may succeed.
 func TestExternalExhaustedBesideARunningCopy(t *testing.T) {
 	eachStore(t, func(t *testing.T, h *harness) {
-		calling, burying := newBreakpoint(t, "call"), newBreakpoint(t, idempotency.FaultBeforeBurial)
+		calling, burying := newBreakpoint(t, "call"), newBreakpoint(t, faultpoint.BeforeDeadLetter)
 		b := idempotency.Binding{Retry: idempotency.Retry{Attempts: 1}}
 		b.External = external(func(context.Context, *message.Message, string, string) (any, error) { return nil, errBroken })
 		exhausted := h.newEngine(t, b, withFault(burying.fault))
@@ -124,7 +125,7 @@ func TestExternalLeaseAnswerLost(t *testing.T) {
 	eachStore(t, func(t *testing.T, h *harness) {
 		var outside provider
 		e := h.newEngine(t, idempotency.Binding{Lease: time.Hour, External: external(outside.call)},
-			withFault(failAt(idempotency.FaultLeaseAcquired, 2, keystore.ErrOutcomeUnknown)))
+			withFault(failAt(faultpoint.LeaseAcquired, 2, keystore.ErrOutcomeUnknown)))
 		e.acked(t, newMessage("key", "1"))
 		require.Equal(t, 1, outside.of("key"))
 		require.Equal(t, 1, h.effects(t))
@@ -208,7 +209,7 @@ func TestExternalRecordFailsForLong(t *testing.T) {
 func TestExternalCommitAnswerLost(t *testing.T) {
 	eachStore(t, func(t *testing.T, h *harness) {
 		var outside provider
-		e := h.newEngine(t, idempotency.Binding{External: external(outside.call)}, withFault(failAt(idempotency.FaultCommitted, 1, errBroken)))
+		e := h.newEngine(t, idempotency.Binding{External: external(outside.call)}, withFault(failAt(faultpoint.Committed, 1, errBroken)))
 		e.acked(t, newMessage("key", "1"))
 		require.Equal(t, 1, outside.of("key"))
 		require.Equal(t, 1, h.effects(t))

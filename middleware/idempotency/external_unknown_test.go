@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/oncemill/oncemill/handlers"
+	"github.com/oncemill/oncemill/middleware/faultpoint"
 	"github.com/oncemill/oncemill/middleware/idempotency"
 	"github.com/oncemill/oncemill/middleware/keystore"
 	"github.com/oncemill/oncemill/middleware/parking"
@@ -41,8 +42,8 @@ func (a *asked) answers(known bool, err error) {
 // A process dies between its lease and its call, or between its call and the record. Another finds the key after the lease, does not know which it
 // was, and does what the policy says.
 func TestUnknownOutcomeAfterACrash(t *testing.T) {
-	for _, point := range []idempotency.FaultPoint{idempotency.FaultLeaseAcquired, idempotency.FaultCalled} {
-		called := map[idempotency.FaultPoint]int{idempotency.FaultCalled: 1}[point]
+	for _, point := range []faultpoint.Point{faultpoint.LeaseAcquired, faultpoint.Called} {
+		called := map[faultpoint.Point]int{faultpoint.Called: 1}[point]
 		t.Run(string(point), func(t *testing.T) {
 			eachStore(t, func(t *testing.T, h *harness) {
 				for name, policy := range map[string]struct {
@@ -146,7 +147,7 @@ func TestProbeFails(t *testing.T) {
 		b := idempotency.Binding{Lease: 50 * time.Millisecond, Retry: idempotency.Retry{InProcess: -1, Attempts: 3}, External: external(outside.call)}
 		b.External.Unknown, b.External.Probe = idempotency.UnknownProbe, provider.probe
 		for _, key := range []string{"answers later", "never answers"} {
-			h.dies(t, b, idempotency.FaultCalled, newMessage(key, "1"))
+			h.dies(t, b, faultpoint.Called, newMessage(key, "1"))
 			h.leaseIsOver(t, key)
 		}
 		b.Lease = time.Hour
@@ -252,7 +253,7 @@ func TestF042ExternalKiller(t *testing.T) {
 		b := idempotency.Binding{CrashLimit: limit, Lease: 50 * time.Millisecond, External: external(outside.call)}
 		b.External.Unknown = idempotency.UnknownRetry
 		for range limit + 1 {
-			h.dies(t, b, idempotency.FaultCalled, newMessage("killer", "1"))
+			h.dies(t, b, faultpoint.Called, newMessage("killer", "1"))
 			h.leaseIsOver(t, "killer")
 		}
 		heir := h.newEngine(t, b)
@@ -305,7 +306,7 @@ func TestResolveInDoubt(t *testing.T) {
 func TestTransactionalTakesAnExternalKeyOver(t *testing.T) {
 	eachStore(t, func(t *testing.T, h *harness) {
 		var outside provider
-		h.dies(t, idempotency.Binding{Lease: 50 * time.Millisecond, External: external(outside.call)}, idempotency.FaultLeaseAcquired, newMessage("key", "1"))
+		h.dies(t, idempotency.Binding{Lease: 50 * time.Millisecond, External: external(outside.call)}, faultpoint.LeaseAcquired, newMessage("key", "1"))
 		h.leaseIsOver(t, "key")
 		e := h.newEngine(t, idempotency.Binding{Handler: effect})
 		e.acked(t, newMessage("key", "1"))

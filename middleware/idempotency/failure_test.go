@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/oncemill/oncemill/handlers"
+	"github.com/oncemill/oncemill/middleware/faultpoint"
 	"github.com/oncemill/oncemill/middleware/idempotency"
 	"github.com/oncemill/oncemill/middleware/keystore"
 	"github.com/oncemill/oncemill/middleware/parking"
@@ -145,7 +146,7 @@ func TestF036RetryBeforeDeadLetter(t *testing.T) {
 // The dead letter is written although the handler's context is dead, and nothing is acked before it is durable.
 func TestF037DeadLetterOnADeadContext(t *testing.T) {
 	eachStore(t, func(t *testing.T, h *harness) {
-		broken := failAt(idempotency.FaultBeforeBurial, 2, errBroken)
+		broken := failAt(faultpoint.BeforeDeadLetter, 2, errBroken)
 		e := h.newEngine(t, idempotency.Binding{
 			Timeout: 20 * time.Millisecond, Retry: idempotency.Retry{Attempts: 1},
 			Handler: func(ctx context.Context, _ *idempotency.Tx, _ *message.Message) (any, error) {
@@ -168,7 +169,7 @@ func TestF037NoAckWithoutTheDeadLetter(t *testing.T) {
 	eachStore(t, func(t *testing.T, h *harness) {
 		e := h.newEngine(t, idempotency.Binding{
 			Handler: failing(func(*message.Message) error { return refusal{"no"} }),
-		}, withFault(failAt(idempotency.FaultBeforeBurial, -1, errBroken)))
+		}, withFault(failAt(faultpoint.BeforeDeadLetter, -1, errBroken)))
 		wait := e.deliver(newMessage("key", "1"))
 		eventually(t, "several burials fail", func() bool { return e.events(idempotency.EventUnavailable) >= 3 })
 		e.Stop()

@@ -9,6 +9,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/stretchr/testify/require"
 
+	"github.com/oncemill/oncemill/middleware/faultpoint"
 	"github.com/oncemill/oncemill/middleware/idempotency"
 	"github.com/oncemill/oncemill/middleware/keystore"
 	"github.com/oncemill/oncemill/middleware/parking"
@@ -16,9 +17,9 @@ import (
 
 // Each step breaks once. Whatever follows, a retry in the process or a redelivery, the effect happens once and nothing is left over.
 func TestEachFaultPointOnce(t *testing.T) {
-	transactional := []idempotency.FaultPoint{
-		idempotency.FaultReceived, idempotency.FaultBeforeClaim, idempotency.FaultAfterClaim, idempotency.FaultBeforeStatement,
-		idempotency.FaultAfterStatement, idempotency.FaultBeforeCommit, idempotency.FaultCommitted, idempotency.FaultBeforeAck,
+	transactional := []faultpoint.Point{
+		faultpoint.Received, faultpoint.BeforeClaim, faultpoint.AfterClaim, faultpoint.BeforeStatement,
+		faultpoint.AfterStatement, faultpoint.BeforeCommit, faultpoint.Committed, faultpoint.BeforeAck,
 	}
 	eachStore(t, func(t *testing.T, h *harness) {
 		for _, point := range transactional {
@@ -43,9 +44,9 @@ func TestEachFaultPointOnce(t *testing.T) {
 			require.True(t, broke(), point)
 			require.Equal(t, 1, h.effectsOf(t, key), point)
 		}
-		for _, point := range []idempotency.FaultPoint{
-			idempotency.FaultLeaseAcquired, idempotency.FaultBeforeClaim, idempotency.FaultBeforeStatement, idempotency.FaultAfterStatement,
-			idempotency.FaultBeforeCommit, idempotency.FaultCommitted, idempotency.FaultBeforeAck,
+		for _, point := range []faultpoint.Point{
+			faultpoint.LeaseAcquired, faultpoint.BeforeClaim, faultpoint.BeforeStatement, faultpoint.AfterStatement,
+			faultpoint.BeforeCommit, faultpoint.Committed, faultpoint.BeforeAck,
 		} {
 			var outside provider
 			key := "external-" + string(point)
@@ -61,9 +62,9 @@ func TestEachFaultPointOnce(t *testing.T) {
 }
 
 // breakOnce breaks a point once, and tells whether it came to that.
-func breakOnce(point idempotency.FaultPoint) (fault idempotency.Fault, broke func() bool) {
+func breakOnce(point faultpoint.Point) (fault faultpoint.Hook, broke func() bool) {
 	breaks, hit := failAt(point, 1, errBroken), atomic.Bool{}
-	return func(ctx context.Context, at idempotency.FaultPoint) error {
+	return func(ctx context.Context, at faultpoint.Point) error {
 		err := breaks(ctx, at)
 		if err != nil {
 			hit.Store(true)
@@ -87,8 +88,8 @@ func (h *harness) untilAcked(t *testing.T, e *engine, msg *message.Message) {
 // The steps of a failure break: parking and burial, before and after they are durable.
 func TestEachFaultPointOfAFailureOnce(t *testing.T) {
 	eachStore(t, func(t *testing.T, h *harness) {
-		for _, point := range []idempotency.FaultPoint{
-			idempotency.FaultBeforeParking, idempotency.FaultParked, idempotency.FaultBeforeBurial, idempotency.FaultBuried,
+		for _, point := range []faultpoint.Point{
+			faultpoint.BeforeParking, faultpoint.Parked, faultpoint.BeforeDeadLetter, faultpoint.DeadLetterWritten,
 		} {
 			for _, outcome := range []error{errBroken, refusal{"no"}} {
 				key := string(point) + outcome.Error()
@@ -101,7 +102,7 @@ func TestEachFaultPointOfAFailureOnce(t *testing.T) {
 						return outcome
 					})}, withFault(fault), quiet)
 				h.untilAcked(t, e, newMessage(key, "1"))
-				parks := point == idempotency.FaultBeforeParking || point == idempotency.FaultParked
+				parks := point == faultpoint.BeforeParking || point == faultpoint.Parked
 				require.Equal(t, parks == errors.Is(outcome, errBroken), broke(), key)
 				require.EqualValues(t, 1, calls.Load(), key)
 				rows, err := h.Parking().List(t.Context(), parking.Filter{Key: key})
@@ -122,7 +123,7 @@ func TestFaultOfAStatementDecides(t *testing.T) {
 			calls.Add(1)
 			_, _ = effect(ctx, tx, msg)
 			return nil, nil
-		}}, storm.option, withFault(failAt(idempotency.FaultAfterStatement, 1, errStorm)))
+		}}, storm.option, withFault(failAt(faultpoint.AfterStatement, 1, errStorm)))
 		e.acked(t, newMessage("key", "1"))
 		require.EqualValues(t, 2, calls.Load())
 		require.Equal(t, 1, e.events(idempotency.EventUnavailable))

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/middleware/envelope"
+	"github.com/oncemill/oncemill/middleware/faultpoint"
 	"github.com/oncemill/oncemill/middleware/outbox"
 	"github.com/oncemill/oncemill/middleware/parking"
 	"github.com/oncemill/oncemill/middleware/transact"
@@ -182,7 +183,7 @@ func (w *flowShard) attempt(j *job) ([]outbox.Record, error) {
 func (w *flowShard) commit(b *flowBatch) error {
 	for {
 		batch, owners := b.assemble()
-		err := w.e.fault.at(w.ctx, FaultBeforeCommit)
+		err := w.e.fault.At(w.ctx, faultpoint.BeforeCommit)
 		if err == nil {
 			err = w.shard.Commit(w.ctx, batch)
 		}
@@ -198,7 +199,7 @@ func (w *flowShard) commit(b *flowBatch) error {
 			return err
 		}
 	}
-	if err := w.e.fault.at(w.ctx, FaultCommitted); err != nil {
+	if err := w.e.fault.At(w.ctx, faultpoint.Committed); err != nil {
 		return err
 	}
 	for _, i := range b.items {

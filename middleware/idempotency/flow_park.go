@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/oncemill/oncemill/middleware/faultpoint"
 	"github.com/oncemill/oncemill/middleware/keystore"
 	"github.com/oncemill/oncemill/middleware/parking"
 	"github.com/oncemill/oncemill/middleware/transact"
@@ -32,7 +33,7 @@ func (w *flowShard) park(j *job, f failure, due time.Duration) error {
 	row := w.row(j, parking.Waiting, f)
 	row.DueIn = due
 	err := w.e.insist(w.wait, "park the message", func() error {
-		if err := w.e.fault.at(w.ctx, FaultBeforeParking); err != nil {
+		if err := w.e.fault.At(w.ctx, faultpoint.BeforeParking); err != nil {
 			return err
 		}
 		if j.parked == nil {
@@ -48,7 +49,7 @@ func (w *flowShard) park(j *job, f failure, due time.Duration) error {
 	}
 	w.lookBy(due)
 	w.e.observe(Event{Kind: EventParked, Scope: w.e.binding.Scope, Reason: f.reason})
-	return w.e.fault.at(w.ctx, FaultParked)
+	return w.e.fault.At(w.ctx, faultpoint.Parked)
 }
 
 // bury makes the dead letter durable and lets the batch say that the key has failed.
@@ -64,7 +65,7 @@ func (w *flowShard) bury(b *flowBatch, j *job, f failure) error {
 func (w *flowShard) writeDead(j *job, f failure) error {
 	row := w.row(j, parking.Dead, f)
 	err := w.e.insist(w.wait, "write the dead letter", func() error {
-		if err := w.e.fault.at(w.ctx, FaultBeforeBurial); err != nil {
+		if err := w.e.fault.At(w.ctx, faultpoint.BeforeDeadLetter); err != nil {
 			return err
 		}
 		if j.parked == nil {
@@ -76,7 +77,7 @@ func (w *flowShard) writeDead(j *job, f failure) error {
 		return err
 	}
 	w.e.observe(Event{Kind: EventDead, Scope: w.e.binding.Scope, Reason: f.reason})
-	return w.e.fault.at(w.ctx, FaultBuried)
+	return w.e.fault.At(w.ctx, faultpoint.DeadLetterWritten)
 }
 
 // settleRow removes the row that a message came from, or puts another in its place.

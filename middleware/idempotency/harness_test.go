@@ -23,6 +23,7 @@ import (
 	"github.com/oncemill/oncemill/adapters/store/sqlitestore"
 	"github.com/oncemill/oncemill/internal/testenv"
 	"github.com/oncemill/oncemill/middleware/envelope"
+	"github.com/oncemill/oncemill/middleware/faultpoint"
 	"github.com/oncemill/oncemill/middleware/idempotency"
 	"github.com/oncemill/oncemill/middleware/keystore"
 	"github.com/oncemill/oncemill/middleware/parking"
@@ -265,7 +266,7 @@ func on(s store.Store) func(*idempotency.Config) {
 // quiet is for tests whose messages fail by the hundred.
 func quiet(c *idempotency.Config) { c.Logger = nil }
 
-func withFault(f idempotency.Fault) func(*idempotency.Config) {
+func withFault(f faultpoint.Hook) func(*idempotency.Config) {
 	return func(c *idempotency.Config) { c.Fault = f }
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/oncemill/oncemill/middleware/envelope"
+	"github.com/oncemill/oncemill/middleware/faultpoint"
 	"github.com/oncemill/oncemill/middleware/idempotency"
 	"github.com/oncemill/oncemill/middleware/keystore"
 	"github.com/oncemill/oncemill/middleware/parking"
@@ -79,7 +80,7 @@ func TestF010MismatchWhileWaiting(t *testing.T) {
 // A mismatch that is found while the other message holds a lease leaves the key to it, also when it has given it up by the time of the burial.
 func TestF010MismatchDoesNotTakeAFreedKey(t *testing.T) {
 	eachStore(t, func(t *testing.T, h *harness) {
-		calling, buried := newBreakpoint(t, "call"), newBreakpoint(t, idempotency.FaultBeforeBurial)
+		calling, buried := newBreakpoint(t, "call"), newBreakpoint(t, faultpoint.BeforeDeadLetter)
 		var calls atomic.Int64
 		ext := &idempotency.External{Call: func(context.Context, *message.Message, string, string) (any, error) {
 			calling.hit()
@@ -88,7 +89,7 @@ func TestF010MismatchDoesNotTakeAFreedKey(t *testing.T) {
 			}
 			return "done", nil
 		}}
-		parks := newBreakpoint(t, idempotency.FaultBeforeParking)
+		parks := newBreakpoint(t, faultpoint.BeforeParking)
 		first := h.newEngine(t, idempotency.Binding{External: ext, Retry: idempotency.Retry{InProcess: -1}}, withFault(parks.fault))
 		second := h.newEngine(t, idempotency.Binding{External: ext}, withFault(buried.fault))
 		one := first.deliver(newMessage("ord-9", "100.00"))

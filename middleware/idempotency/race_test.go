@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/oncemill/oncemill/middleware/envelope"
+	"github.com/oncemill/oncemill/middleware/faultpoint"
 	"github.com/oncemill/oncemill/middleware/idempotency"
 	"github.com/oncemill/oncemill/middleware/keystore"
 	"github.com/oncemill/oncemill/middleware/parking"
@@ -79,7 +80,7 @@ func TestRaceFeederAgainstDuplicate(t *testing.T) {
 // A copy took the key between the failure of the first and its parking: the row finds the work done.
 func TestRaceCopyBetweenFailureAndParking(t *testing.T) {
 	eachStore(t, func(t *testing.T, h *harness) {
-		parks := newBreakpoint(t, idempotency.FaultBeforeParking)
+		parks := newBreakpoint(t, faultpoint.BeforeParking)
 		fails := h.newEngine(t, idempotency.Binding{
 			Retry:   idempotency.Retry{InProcess: -1, First: 1, Max: 1},
 			Handler: failing(func(*message.Message) error { return errBroken }),
@@ -199,7 +200,7 @@ func TestRacePredecessorOnAnotherReplica(t *testing.T) {
 func TestRacePredecessorGoneBeforeParking(t *testing.T) {
 	eachStore(t, func(t *testing.T, h *harness) {
 		h.parked(t, "first", envelope.OrderingKeyHeader, "order")
-		parks := newBreakpoint(t, idempotency.FaultBeforeParking)
+		parks := newBreakpoint(t, faultpoint.BeforeParking)
 		e := h.newEngine(t, idempotency.Binding{Handler: effect}, withFault(parks.fault))
 		next := e.deliver(newMessage("second", "2", envelope.OrderingKeyHeader, "order"))
 		parks.await(t)
@@ -216,13 +217,13 @@ func TestRacePredecessorGoneBeforeParking(t *testing.T) {
 // and the first leaves it at once.
 func TestRaceLostParkedLease(t *testing.T) {
 	for name, test := range map[string]struct {
-		point    idempotency.FaultPoint
+		point    faultpoint.Point
 		outcome  error
 		failures int // with the one that parked it
 	}{
-		"success":   {idempotency.FaultBeforeClaim, nil, 1},
-		"transient": {idempotency.FaultBeforeParking, errBroken, 2},
-		"permanent": {idempotency.FaultBeforeBurial, refusal{"no"}, 1},
+		"success":   {faultpoint.BeforeClaim, nil, 1},
+		"transient": {faultpoint.BeforeParking, errBroken, 2},
+		"permanent": {faultpoint.BeforeDeadLetter, refusal{"no"}, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			eachStore(t, func(t *testing.T, h *harness) {

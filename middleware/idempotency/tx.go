@@ -12,6 +12,7 @@ import (
 	"github.com/jmoiron/sqlx"
 
 	"github.com/oncemill/oncemill/middleware/envelope"
+	"github.com/oncemill/oncemill/middleware/faultpoint"
 	"github.com/oncemill/oncemill/middleware/outbox"
 )
 
@@ -23,7 +24,7 @@ var ErrTxClosed = errors.New("idempotency: the handler's transaction is closed")
 // closed when the handler returns, panics or overruns its deadline.
 type Tx struct {
 	inner *sqlx.Tx
-	fault Fault
+	fault faultpoint.Hook
 	job   *job
 	alive context.Context // ends with the attempt, whatever context a statement was given
 	cut   func()          // ends alive, and so the statement that an abandoned handler hangs in
@@ -46,7 +47,7 @@ type deferredStatement struct {
 
 var _ sqlx.ExtContext = (*Tx)(nil)
 
-func newTx(alive context.Context, cut func(), inner *sqlx.Tx, j *job, fault Fault) *Tx {
+func newTx(alive context.Context, cut func(), inner *sqlx.Tx, j *job, fault faultpoint.Hook) *Tx {
 	return &Tx{inner: inner, fault: fault, job: j, alive: alive, cut: cut}
 }
 
@@ -68,7 +69,7 @@ func (t *Tx) begin(ctx context.Context) (_ context.Context, release func(), err 
 	}
 	ctx, release = joined(ctx, t.alive)
 	if err = t.flush(ctx); err == nil {
-		err = t.remember(t.fault.at(ctx, FaultBeforeStatement))
+		err = t.remember(t.fault.At(ctx, faultpoint.BeforeStatement))
 	}
 	if err != nil {
 		release()
@@ -79,7 +80,7 @@ func (t *Tx) begin(ctx context.Context) (_ context.Context, release func(), err 
 // note remembers a driver's error, also one that the handler will hide.
 func (t *Tx) note(ctx context.Context, err error) error {
 	if err == nil {
-		err = t.fault.at(ctx, FaultAfterStatement)
+		err = t.fault.At(ctx, faultpoint.AfterStatement)
 	}
 	return t.remember(err)
 }

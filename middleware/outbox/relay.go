@@ -8,6 +8,8 @@ import (
 	"math"
 	"sync/atomic"
 	"time"
+
+	"github.com/oncemill/oncemill/middleware/faultpoint"
 )
 
 // RelayConfig sets up a Relay. Source, Publisher and Owner are required.
@@ -51,9 +53,9 @@ type RelayConfig struct {
 	StatusEvery time.Duration
 	Observer    Observer
 
-	// Fault is called at "outbox-read", "published-before-marked" and "marked". An error ends the relay there and
-	// then, as a crash would: nothing more is marked and its lanes are not released. Nil by default.
-	Fault func(ctx context.Context, point string) error
+	// Fault is called at each step of faultpoint.Relay. An error ends the relay there and
+	// then, as a crash would: nothing more is marked and its lanes are not released. Nil in production.
+	Fault faultpoint.Hook
 }
 
 func (c RelayConfig) withDefaults() RelayConfig {
@@ -133,12 +135,9 @@ func (r *Relay) prove() {
 	}
 }
 
-func (r *Relay) fault(ctx context.Context, point string) error {
-	if r.cfg.Fault == nil {
-		return nil
-	}
-	if err := r.cfg.Fault(ctx, point); err != nil {
-		return fmt.Errorf("%s: %w", point, err)
+func (r *Relay) fault(ctx context.Context, at faultpoint.Point) error {
+	if err := r.cfg.Fault.At(ctx, at); err != nil {
+		return fmt.Errorf("%s: %w", at, err)
 	}
 	return nil
 }

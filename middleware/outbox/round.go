@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/oncemill/oncemill/middleware/envelope"
+	"github.com/oncemill/oncemill/middleware/faultpoint"
 )
 
 // outcome is what became of one record in a round.
@@ -32,14 +33,14 @@ func (r *Relay) round(work context.Context, stop <-chan struct{}, h *held, l *la
 	if len(records) == 0 {
 		return res
 	}
-	if res.crash = r.fault(h.ctx, "outbox-read"); res.crash != nil {
+	if res.crash = r.fault(h.ctx, faultpoint.OutboxRead); res.crash != nil {
 		return res
 	}
 	outcomes := r.publish(h.ctx, stop, records)
 	if work.Err() != nil && context.Cause(work) != errStopped {
 		return res // another lane's fault point fired: this process is dead
 	}
-	if res.crash = r.fault(h.ctx, "published-before-marked"); res.crash != nil {
+	if res.crash = r.fault(h.ctx, faultpoint.PublishedBeforeMarked); res.crash != nil {
 		return res
 	}
 	if err := r.mark(work, h, outcomes, begin); err != nil {
@@ -47,7 +48,7 @@ func (r *Relay) round(work context.Context, stop <-chan struct{}, h *held, l *la
 		res.pause = !errors.Is(err, ErrLaneLost)
 		return res
 	}
-	res.crash = r.fault(h.ctx, "marked")
+	res.crash = r.fault(h.ctx, faultpoint.Marked)
 	res.more = len(records) == limit || len(outcomes) < len(records)
 	res.pause = outage(outcomes) && !r.provenSince(begin)
 	return res

@@ -20,6 +20,7 @@ import (
 	"github.com/oncemill/oncemill/adapters/store/sqlitestore"
 	"github.com/oncemill/oncemill/internal/testenv"
 	"github.com/oncemill/oncemill/middleware/envelope"
+	"github.com/oncemill/oncemill/middleware/faultpoint"
 	"github.com/oncemill/oncemill/middleware/idempotency"
 	"github.com/oncemill/oncemill/middleware/parking"
 	"github.com/oncemill/oncemill/middleware/transact"
@@ -254,15 +255,15 @@ func (refusal) Permanent() string { return "told-to" }
 // Wherever an owner is lost between the database and Kafka's commit, a message leaves one row and one output.
 func TestFlowLosesItsShardAtEachStep(t *testing.T) {
 	t.Parallel()
-	for _, at := range []idempotency.FaultPoint{
-		idempotency.FaultBeforeParking, idempotency.FaultParked, idempotency.FaultBeforeBurial, idempotency.FaultBuried,
-		idempotency.FaultBeforeCommit, idempotency.FaultCommitted,
+	for _, at := range []faultpoint.Point{
+		faultpoint.BeforeParking, faultpoint.Parked, faultpoint.BeforeDeadLetter, faultpoint.DeadLetterWritten,
+		faultpoint.BeforeCommit, faultpoint.Committed,
 	} {
 		t.Run(string(at), func(t *testing.T) {
 			t.Parallel()
 			p := newPlant(t, 1)
 			var lost atomic.Int32
-			p.cfg.Fault = func(_ context.Context, point idempotency.FaultPoint) error {
+			p.cfg.Fault = func(_ context.Context, point faultpoint.Point) error {
 				if point == at && lost.Add(1) <= 2 {
 					return fmt.Errorf("lost at %s: %w", point, transact.ErrLost)
 				}

@@ -12,6 +12,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/stretchr/testify/require"
 
+	"github.com/oncemill/oncemill/middleware/faultpoint"
 	"github.com/oncemill/oncemill/middleware/outbox"
 )
 
@@ -31,10 +32,10 @@ const crashLease = time.Second
 var errKilled = errors.New("killed")
 
 // crash runs a relay that dies at the given point, the first time that it gets there after skip times.
-func crash(t *testing.T, cfg outbox.RelayConfig, point string, skip int) {
+func crash(t *testing.T, cfg outbox.RelayConfig, point faultpoint.Point, skip int) {
 	t.Helper()
 	var passed atomic.Int64
-	cfg.Fault = func(_ context.Context, at string) error {
+	cfg.Fault = func(_ context.Context, at faultpoint.Point) error {
 		if at == point && passed.Add(1) > int64(skip) {
 			return errKilled
 		}
@@ -61,7 +62,7 @@ func faultKilledBeforeMarking(t *testing.T, h Harness) {
 		owner := fmt.Sprint("relay-", i)
 		cfg := config(t, h.Source, &publisher{broker: b, relay: owner}, owner)
 		cfg.Lease, cfg.Batch = crashLease, batch
-		crash(t, cfg, "published-before-marked", i%3)
+		crash(t, cfg, faultpoint.PublishedBeforeMarked, i%3)
 		s, err := h.Source.Status(t.Context())
 		require.NoError(t, err)
 		require.Positive(t, s.Pending, "the kills come too late to show anything")
@@ -85,7 +86,7 @@ func faultKilledAfterReading(t *testing.T, h Harness) {
 	b := &broker{}
 	cfg := config(t, h.Source, &publisher{broker: b}, "dead")
 	cfg.Lease, cfg.Workers = crashLease, 1
-	crash(t, cfg, "outbox-read", 0)
+	crash(t, cfg, faultpoint.OutboxRead, 0)
 	require.Empty(t, b.taken())
 	start(t, config(t, h.Source, &publisher{broker: b}, "next"))
 	empty(t, h.Source)
@@ -97,7 +98,7 @@ func faultKilledAfterMarking(t *testing.T, h Harness) {
 	b := &broker{}
 	cfg := config(t, h.Source, &publisher{broker: b}, "dead")
 	cfg.Lease, cfg.Workers = crashLease, 1
-	crash(t, cfg, "marked", 0)
+	crash(t, cfg, faultpoint.Marked, 0)
 	require.NotEmpty(t, b.taken())
 	start(t, config(t, h.Source, &publisher{broker: b}, "next"))
 	empty(t, h.Source)
@@ -151,8 +152,8 @@ func faultTwoRelays(t *testing.T, h Harness) {
 func visit(killed, stopped outbox.RelayConfig, b *broker) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	killed.Fault = func(_ context.Context, at string) error {
-		if at == "published-before-marked" && slices.Contains(b.relays(), killed.Owner) {
+	killed.Fault = func(_ context.Context, at faultpoint.Point) error {
+		if at == faultpoint.PublishedBeforeMarked && slices.Contains(b.relays(), killed.Owner) {
 			return errKilled
 		}
 		return nil
