@@ -57,8 +57,15 @@ func (k *Kit) DeliverToRivals(to, key string, payload any) {
 	}
 }
 
-func (k *Kit) deliver(r *replica, to string, msg *message.Message, redelivered bool) Outcome {
+func (k *Kit) deliver(r *replica, to string, msg *message.Message, redelivered bool) (outcome Outcome) {
 	k.t.Helper()
+	defer func() {
+		if p := recover(); p == any(panicked{}) {
+			outcome = HandedBack // a broker gets no ack from a process that panics
+		} else if p != nil {
+			panic(p)
+		}
+	}()
 	scope := scope(k.find(to))
 	ctx, cancel := k.context()
 	defer cancel()

@@ -36,14 +36,17 @@ const Service = "test"
 
 // Kit is a plugin with a database of its own. Its methods fail the test, so they are called from the test's goroutine.
 type Kit struct {
-	t        *testing.T
+	t        testing.TB
 	plugin   handlers.Plugin
 	bindings []handlers.Binding
 	unknown  handlers.UnknownPolicy
 	path     string
 	ahead    *atomic.Int64 // of the machine's clock
+	timeout  time.Duration // of the handlers
 	db       store.Store
 	one, two *replica
+
+	test, place string // what a process of a proof's runs again
 }
 
 // Option changes a kit.
@@ -67,7 +70,7 @@ func New(t *testing.T, plugin handlers.Plugin, config any, options ...Option) *K
 	}
 	k := &Kit{
 		t: t, plugin: plugin, bindings: bindings.List(),
-		path: filepath.Join(t.TempDir(), "test.db"), ahead: &atomic.Int64{},
+		path: filepath.Join(t.TempDir(), "test.db"), ahead: &atomic.Int64{}, timeout: patience / 2,
 	}
 	for _, option := range options {
 		option(k)
@@ -108,6 +111,20 @@ func (k *Kit) open() {
 	}
 }
 
+// copy is a kit for t on a copy of the database, which is not open yet.
+func (k *Kit) copy(t testing.TB) *Kit {
+	t.Helper()
+	c := *k
+	c.t, c.path, c.ahead = t, filepath.Join(t.TempDir(), "test.db"), &atomic.Int64{}
+	c.ahead.Store(k.ahead.Load())
+	if _, err := k.DB().ExecContext(t.Context(), `VACUUM INTO ?`, c.path); err != nil {
+		t.Fatalf("handlertest: copying the database: %v", err)
+	}
+	return &c
+}
+
+func (k *Kit) replicas() [2]*replica { return [2]*replica{k.one, k.two} }
+
 func (k *Kit) openStore() store.Store {
 	k.t.Helper()
 	now := func() time.Time { return time.Now().Add(time.Duration(k.ahead.Load())) }
@@ -127,8 +144,8 @@ func (k *Kit) logger() *slog.Logger {
 // DB is the database, for what the other methods do not offer.
 func (k *Kit) DB() *sqlx.DB { return k.db.DB() }
 
-// T is the test that the kit reports to: within FailEverywhere's check, the step's.
-func (k *Kit) T() *testing.T { return k.t }
+// T is the test that the kit reports to: within Prove's invariant, one that belongs to the schedule.
+func (k *Kit) T() testing.TB { return k.t }
 
 // Exec runs a statement outside any handler, such as one that opens an account.
 func (k *Kit) Exec(query string, args ...any) {

@@ -166,21 +166,6 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// The built-in payments hold at every step.
-func TestPayments(t *testing.T) {
-	k := handlertest.New(t, payments.Plugin(), nil)
-	for _, account := range []string{"alice", "bob"} {
-		k.DeliverTwice("accounts.opened", account, payments.Opened{AccountID: account, Currency: "EUR", OpeningBalance: "10.00"})
-	}
-	pay := payments.Requested{PaymentID: "p1", From: "alice", To: "bob", Amount: "4.00", Currency: "EUR"}
-	k.FailEverywhere("payments.requested", "pay-1", pay, func(k *handlertest.Kit) {
-		k.WantRow(`SELECT balance FROM accounts WHERE id = 'alice'`, 600)
-		k.WantRow(`SELECT sum(amount) FROM ledger_entries`, 0)
-		k.WantPublished("payments.completed", 1)
-		k.WantQuiet()
-	})
-}
-
 func TestTransform(t *testing.T) {
 	k := handlertest.New(t, plugin(func(b *handlers.Bindings) {
 		b.Transform("orders.placed", handlers.JSONTransform(func(ctx context.Context, out handlers.Emitter, o order) error {

@@ -1,7 +1,9 @@
 package handlertest
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -20,7 +22,7 @@ type replica struct {
 	engines map[string]*idempotency.Engine // by scope
 
 	mu      sync.Mutex
-	fault   faultpoint.Hook
+	fault   stepHook
 	outcome map[string]Outcome // the latest, by scope
 }
 
@@ -30,7 +32,7 @@ func (k *Kit) newReplica(name string) *replica {
 	for _, b := range k.bindings {
 		engine, err := idempotency.New(idempotency.Config{
 			Binding: k.binding(b), Keys: r.store.Keys(), Parking: r.store.Parking(), Owner: name,
-			Logger: k.logger(), Observe: r.observe, Fault: r.at,
+			Logger: k.logger(), Observe: r.observe, Fault: stepHook(r.at).of(step{external: b.External != nil}),
 		})
 		if err != nil {
 			k.t.Fatalf("handlertest: binding %s: %v", b.Name, err)
@@ -52,20 +54,28 @@ func (k *Kit) newReplica(name string) *replica {
 func (k *Kit) binding(b handlers.Binding) idempotency.Binding {
 	made := idempotency.Binding{
 		Scope: scope(b), Topic: b.Topic, Retention: k.plugin.Retention,
-		Retry: idempotency.Retry{InProcess: -1}, Timeout: patience / 2,
+		Retry: idempotency.Retry{InProcess: -1}, Timeout: k.timeout,
 	}
 	if b.External == nil {
 		made.Handler = pluginbind.Transactional(b)
 		return made
 	}
-	policy := b.External.Unknown
-	if k.unknown != "" {
-		policy = k.unknown
-	}
-	made.External = pluginbind.External(*b.External, policy)
+	made.External = pluginbind.External(*b.External, k.policy(b))
 	// A Record that fails is tried again with its Call's result, which no parked copy would have.
 	made.Retry.InProcess = time.Second / 2
 	return made
+}
+
+// policy decides about outside calls of a binding whose outcome is not known.
+func (k *Kit) policy(b handlers.Binding) handlers.UnknownPolicy {
+	return cmp.Or(k.unknown, b.External.Unknown)
+}
+
+// mayDoubt reports that a handler leaves messages of unknown outcome to a person.
+func (k *Kit) mayDoubt() bool {
+	return slices.ContainsFunc(k.bindings, func(b handlers.Binding) bool {
+		return b.External != nil && cmp.Or(k.policy(b), handlers.UnknownPark) == handlers.UnknownPark
+	})
 }
 
 func scope(b handlers.Binding) string { return Service + "/" + b.Name }
@@ -104,8 +114,27 @@ func (r *replica) latest(scope string) Outcome {
 	return r.outcome[scope]
 }
 
-// at is the engine's fault hook; breakAt decides what it does.
-func (r *replica) at(ctx context.Context, at faultpoint.Point) error {
+// stepHook is called at each step that a replica passes.
+type stepHook func(ctx context.Context, at step) error
+
+// of makes a hook of the engine's or the relay's, whose steps are as in kind.
+func (h stepHook) of(kind step) faultpoint.Hook {
+	if h == nil {
+		return nil
+	}
+	return func(ctx context.Context, at faultpoint.Point) error {
+		s := kind
+		s.point = at
+		switch at {
+		case faultpoint.LeaseAcquired, faultpoint.Answering, faultpoint.Called:
+			s.leased = true // and no transaction is open, which would hold up whoever takes over
+		}
+		return h(ctx, s)
+	}
+}
+
+// at is called at each step; breakAt decides what it does.
+func (r *replica) at(ctx context.Context, at step) error {
 	r.mu.Lock()
 	fault := r.fault
 	r.mu.Unlock()
@@ -115,7 +144,7 @@ func (r *replica) at(ctx context.Context, at faultpoint.Point) error {
 	return fault(ctx, at)
 }
 
-func (r *replica) breakAt(fault faultpoint.Hook) {
+func (r *replica) breakAt(fault stepHook) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.fault = fault

@@ -2,6 +2,7 @@ package handlertest
 
 import (
 	"fmt"
+	"maps"
 	"strings"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -40,20 +41,23 @@ func line(columns []any) string {
 	return strings.Join(texts, " | ")
 }
 
-// Published returns the messages that the handlers published to a topic, in order. Those of attempts that rolled back are not there.
+// Published returns the messages that the handlers published to a topic, in order; one that went out in several copies is there once.
+// Those of attempts that rolled back are not there.
 func (k *Kit) Published(topic string) []*message.Message {
 	k.t.Helper()
 	records, err := k.db.Outbox().List(k.t.Context(), false, 100_000)
 	if err != nil {
 		k.t.Fatalf("handlertest: reading the outbox: %v", err)
 	}
-	var msgs []*message.Message
+	out := k.sent()
 	for _, r := range records {
-		if r.Topic == topic {
-			msg := message.NewMessage(r.UUID, r.Payload)
-			for name, value := range r.Metadata {
-				msg.Metadata.Set(name, value)
-			}
+		out = append(out, sentMessage{r.Topic, r.UUID, r.Metadata, r.Payload})
+	}
+	var msgs []*message.Message
+	for _, m := range distinct(out) {
+		if m.Topic == topic {
+			msg := message.NewMessage(m.UUID, m.Payload)
+			maps.Copy(msg.Metadata, m.Metadata)
 			msgs = append(msgs, msg)
 		}
 	}

@@ -38,6 +38,8 @@ const (
 	LeaseAcquired Point = "lease-acquired"
 	// BeforeRenewal comes by the clock, while Call runs. keystore.ErrLeaseLost here is a lease that was lost.
 	BeforeRenewal Point = "before-renewal"
+	// Answering: the outside effect has happened, and Call has not returned yet. An error here is Call's own.
+	Answering Point = "answering"
 	// Called: the outside effect has happened, and nothing says so yet.
 	Called Point = "called"
 )
@@ -66,7 +68,7 @@ const (
 
 var (
 	engine = []Point{
-		Received, BeforeClaim, LeaseAcquired, AfterClaim, BeforeStatement, AfterStatement, BeforeRenewal, Called, BeforeCommit, Committed,
+		Received, BeforeClaim, LeaseAcquired, AfterClaim, BeforeStatement, AfterStatement, BeforeRenewal, Answering, Called, BeforeCommit, Committed,
 		BeforeParking, Parked, BeforeDeadLetter, DeadLetterWritten, BeforeAck,
 	}
 	relay = []Point{OutboxRead, PublishedBeforeMarked, Marked}

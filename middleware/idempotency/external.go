@@ -151,8 +151,10 @@ func (e *Engine) call(ctx, wait context.Context, j *job) error {
 		j.calledAt = time.Now()
 	}
 	err := e.guarded(ctx, func(ctx context.Context) (err error) {
-		result, err = e.binding.External.Call(ctx, j.copyFor(ctx), j.id.Scope, j.id.Key)
-		return err
+		if result, err = e.binding.External.Call(ctx, j.copyFor(ctx), j.id.Scope, j.id.Key); err != nil {
+			return err
+		}
+		return e.fault.At(ctx, faultpoint.Answering)
 	})
 	if err == nil {
 		if err := e.fault.At(ctx, faultpoint.Called); err != nil {

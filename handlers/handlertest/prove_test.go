@@ -1,0 +1,28 @@
+package handlertest_test
+
+import (
+	"testing"
+
+	"github.com/oncemill/oncemill/handlers/handlertest"
+	"github.com/oncemill/oncemill/handlers/payments"
+)
+
+func TestProve(t *testing.T) {
+	k := handlertest.New(t, shop(take), nil)
+	k.Prove(once, handlertest.Message{To: "orders.placed", Key: "k", Payload: order{"1"}})
+}
+
+// Payments hold whatever breaks.
+func TestPayments(t *testing.T) {
+	k := handlertest.New(t, payments.Plugin(), nil)
+	for _, account := range []string{"alice", "bob"} {
+		k.DeliverTwice("accounts.opened", account, payments.Opened{AccountID: account, Currency: "EUR", OpeningBalance: "10.00"})
+	}
+	pay := payments.Requested{PaymentID: "p1", From: "alice", To: "bob", Amount: "4.00", Currency: "EUR"}
+	k.Prove(func(k *handlertest.Kit) {
+		k.WantRow(`SELECT balance FROM accounts WHERE id = 'alice'`, 600)
+		k.WantRow(`SELECT sum(amount) FROM ledger_entries`, 0)
+		k.WantPublished("payments.completed", 1)
+		k.WantQuiet()
+	}, handlertest.Message{To: "payments.requested", Key: "pay-1", Payload: pay})
+}
