@@ -11,6 +11,8 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/ThreeDotsLabs/watermill/message"
+
 	"github.com/oncemill/oncemill/middleware/faultpoint"
 )
 
@@ -30,6 +32,7 @@ type orders struct {
 // told is what a child says before it ends.
 type told struct {
 	Point   faultpoint.Point `json:",omitempty"` // where it is about to be killed
+	Acked   bool             `json:",omitempty"` // the broker has the ack already
 	Outcome Outcome          `json:",omitempty"` // of a delivery that ended without being killed
 	Error   string           `json:",omitempty"`
 }
@@ -52,7 +55,7 @@ func (tr *trial) killed(i int, a action) {
 	switch {
 	case a.Do == publish:
 		k.ahead.Add(int64(relayLease + relayLease/10))
-	case said.Outcome == "" || said.Outcome == HandedBack:
+	case said.Point != "" && !said.Acked, said.Outcome == HandedBack:
 		tr.pending = append(tr.pending, a.Message)
 	}
 }
@@ -120,13 +123,14 @@ func (o orders) obey(k *Kit, p *proof, r *recorder) told {
 	c.ahead.Store(o.Ahead)
 	c.open()
 	replica := c.replicas()[o.Action.Replica]
+	var msg *message.Message
 	n := 0
 	hook := func(_ context.Context, at step) error {
 		if at.point == faultpoint.BeforeRenewal {
 			return nil
 		}
 		if n++; n == o.Action.Fault.Step && at.can(Kill) {
-			o.tell(told{Point: at.point})
+			o.tell(told{Point: at.point, Acked: msg != nil && acked(msg)})
 			die()
 		}
 		return nil
@@ -138,8 +142,9 @@ func (o orders) obey(k *Kit, p *proof, r *recorder) told {
 		return told{Outcome: Completed}
 	}
 	m := p.messages[o.Action.Message]
+	msg = c.message(m.Key, m.Payload)
 	replica.breakAt(hook)
-	return told{Outcome: c.deliver(replica, m.To, c.message(m.Key, m.Payload), false)}
+	return told{Outcome: c.deliver(replica, m.To, msg, false)}
 }
 
 // tell writes what the parent reads when this process is gone.

@@ -65,6 +65,9 @@ func (k *Kit) deliver(r *replica, to string, msg *message.Message, redelivered b
 		} else if p != nil {
 			panic(p)
 		}
+		if outcome == HandedBack && acked(msg) {
+			outcome = ""
+		}
 	}()
 	scope := scope(k.find(to))
 	ctx, cancel := k.context()
@@ -74,6 +77,16 @@ func (k *Kit) deliver(r *replica, to string, msg *message.Message, redelivered b
 		return HandedBack
 	}
 	return r.latest(scope)
+}
+
+// acked reports that the broker got an ack, whatever became of the message.
+func acked(msg *message.Message) bool {
+	select {
+	case <-msg.Acked():
+		return true
+	default:
+		return false
+	}
 }
 
 // find returns the binding of that name or topic.

@@ -29,6 +29,7 @@ import (
 	"github.com/oncemill/oncemill/adapters/store"
 	"github.com/oncemill/oncemill/adapters/store/sqlitestore"
 	"github.com/oncemill/oncemill/handlers"
+	"github.com/oncemill/oncemill/middleware/outbox"
 )
 
 // Service is the first part of the bindings' scopes: a binding's is Service/name.
@@ -47,6 +48,9 @@ type Kit struct {
 	one, two *replica
 
 	test, place string // what a process of a proof's runs again
+
+	engine func(parts) engine              // nil is the real one
+	outbox func(store.Store) outbox.Source // nil is the store's own
 }
 
 // Option changes a kit.
@@ -125,10 +129,12 @@ func (k *Kit) copy(t testing.TB) *Kit {
 
 func (k *Kit) replicas() [2]*replica { return [2]*replica{k.one, k.two} }
 
+// now is the database's clock.
+func (k *Kit) now() time.Time { return time.Now().Add(time.Duration(k.ahead.Load())) }
+
 func (k *Kit) openStore() store.Store {
 	k.t.Helper()
-	now := func() time.Time { return time.Now().Add(time.Duration(k.ahead.Load())) }
-	s, err := sqlitestore.Open(k.t.Context(), sqlitestore.Config{Path: k.path, Now: now}, store.Options{Logger: k.logger()})
+	s, err := sqlitestore.Open(k.t.Context(), sqlitestore.Config{Path: k.path, Now: k.now}, store.Options{Logger: k.logger()})
 	if err != nil {
 		k.t.Fatalf("handlertest: %v", err)
 	}

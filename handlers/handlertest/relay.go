@@ -26,9 +26,12 @@ const relayLease = 10 * time.Second
 func (k *Kit) relay(r *replica, fault stepHook) error {
 	ctx, cancel := k.context()
 	defer cancel()
-	published := sentFile(k.path)
+	source := r.store.Outbox()
+	if k.outbox != nil {
+		source = k.outbox(r.store)
+	}
 	relay, err := outbox.NewRelay(outbox.RelayConfig{
-		Source: r.store.Outbox(), Publisher: published, Owner: r.name + "/" + envelope.NewUUID(), Logger: k.logger(),
+		Source: source, Publisher: sentFile(k.path), Owner: r.name + "/" + envelope.NewUUID(), Logger: k.logger(),
 		Workers: 1, Poll: 10 * time.Millisecond, Lease: relayLease, Fault: fault.of(step{leased: true}),
 	})
 	if err != nil {
@@ -37,7 +40,7 @@ func (k *Kit) relay(r *replica, fault stepHook) error {
 	ended := make(chan error, 1)
 	go func() { ended <- relay.Run(ctx) }()
 	for {
-		status, err := r.store.Outbox().Status(ctx)
+		status, err := source.Status(ctx)
 		if err != nil || status.Pending == 0 {
 			cancel()
 			return errors.Join(err, <-ended)

@@ -8,32 +8,61 @@ import (
 	"sync"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill/message"
+
 	"github.com/oncemill/oncemill/adapters/store"
 	"github.com/oncemill/oncemill/handlers"
 	"github.com/oncemill/oncemill/internal/pluginbind"
 	"github.com/oncemill/oncemill/middleware/faultpoint"
 	"github.com/oncemill/oncemill/middleware/idempotency"
+	"github.com/oncemill/oncemill/middleware/parking"
 )
 
 // replica is one process's part: connections and engines of its own.
 type replica struct {
 	name    string
 	store   store.Store
-	engines map[string]*idempotency.Engine // by scope
+	engines map[string]engine // by scope
 
 	mu      sync.Mutex
 	fault   stepHook
 	outcome map[string]Outcome // the latest, by scope
 }
 
+// engine handles the messages of one binding. Other ones than idempotency.Engine are wrong on purpose, and test the kit.
+type engine interface {
+	Process(msg *message.Message) error
+	RunParked(ctx context.Context, row parking.Leased) error
+	Stop()
+	Wait(ctx context.Context) error
+}
+
+// parts are what an engine is made of.
+type parts struct {
+	Binding handlers.Binding
+	Scope   string
+	Replica string
+	Store   store.Store
+	At      faultpoint.Hook
+	Now     func() time.Time // the database's clock
+}
+
+func (k *Kit) newEngine(p parts, observe func(idempotency.Event)) (engine, error) {
+	if k.engine != nil {
+		return k.engine(p), nil
+	}
+	return idempotency.New(idempotency.Config{
+		Binding: k.binding(p.Binding), Keys: p.Store.Keys(), Parking: p.Store.Parking(), Owner: p.Replica,
+		Logger: k.logger(), Observe: observe, Fault: p.At,
+	})
+}
+
 func (k *Kit) newReplica(name string) *replica {
 	k.t.Helper()
-	r := &replica{name: name, store: k.openStore(), engines: map[string]*idempotency.Engine{}, outcome: map[string]Outcome{}}
+	r := &replica{name: name, store: k.openStore(), engines: map[string]engine{}, outcome: map[string]Outcome{}}
 	for _, b := range k.bindings {
-		engine, err := idempotency.New(idempotency.Config{
-			Binding: k.binding(b), Keys: r.store.Keys(), Parking: r.store.Parking(), Owner: name,
-			Logger: k.logger(), Observe: r.observe, Fault: stepHook(r.at).of(step{external: b.External != nil}),
-		})
+		at := stepHook(r.at).of(step{external: b.External != nil})
+		engine, err := k.newEngine(parts{b, scope(b), name, r.store, at, k.now}, r.observe)
 		if err != nil {
 			k.t.Fatalf("handlertest: binding %s: %v", b.Name, err)
 		}

@@ -1,6 +1,7 @@
 package handlertest
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -8,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/oncemill/oncemill/handlers"
 	"github.com/oncemill/oncemill/middleware/faultpoint"
 	"github.com/oncemill/oncemill/middleware/parking"
 )
@@ -124,14 +126,16 @@ func (tr *trial) settle() {
 				tr.pending = append(tr.pending, message)
 			}
 		}
-		if len(tr.k.parked(parking.Waiting)) > 0 {
-			tr.k.Advance(time.Hour)
-		} else if len(tr.pending) == 0 {
+		if len(tr.pending) == 0 && len(tr.k.parked(parking.Waiting)) == 0 {
 			return
 		}
+		tr.k.Advance(time.Hour)
 	}
 	tr.k.t.Errorf("messages are not settled after %d more rounds%s", rounds, tr.k.reasons())
 }
+
+// retention is for how long the plugin's keys are kept.
+func retention(p handlers.Plugin) time.Duration { return cmp.Or(p.Retention, 7*24*time.Hour) }
 
 // ending is what an undisturbed run leaves, and every other one has to leave, too.
 type ending struct {
@@ -145,6 +149,7 @@ type ending struct {
 func (tr *trial) finish() ending {
 	k := tr.k
 	k.t.Helper()
+	k.Advance(min(time.Hour, retention(k.plugin)/2)) // a producer sends again later, too
 	before := k.snapshot()
 	for _, m := range tr.messages {
 		if outcome := k.deliver(k.one, m.To, k.message(m.Key, m.Payload), false); outcome == HandedBack {
