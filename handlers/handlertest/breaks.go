@@ -30,7 +30,7 @@ func (tr *trial) breakStep(ctx context.Context, a action, at step) error {
 		<-ctx.Done()
 		return context.Cause(ctx)
 	case Cut:
-		return errCut
+		return tr.k.place.cut(ctx, tr.k.replicas()[a.Replica].name)
 	case Kill:
 		die()
 	case Rival:
@@ -98,7 +98,7 @@ func (tr *trial) deliverBeside(r *replica, message int) <-chan struct{} {
 // overtake lets the lease pass, and lets the other replica take over and finish.
 func (tr *trial) overtake(a action) {
 	other := tr.k.replicas()[1-a.Replica]
-	tr.k.ahead.Add(int64(time.Minute))
+	tr.k.pass(time.Minute)
 	if a.Do == publish {
 		if err := tr.k.relay(other, nil); err != nil {
 			tr.k.t.Errorf("the relay that took over: %v", err)

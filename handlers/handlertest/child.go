@@ -7,9 +7,11 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
@@ -22,9 +24,9 @@ const childOrders = "ONCEMILL_HANDLERTEST_CHILD"
 // orders are what a child does: one action on a database, with a fault that kills it.
 type orders struct {
 	Test   string // the name of the test
-	Place  string // of the call of Prove in its source
-	Path   string // the database
-	Ahead  int64  // its clock
+	Line   string // of the call of Prove in its source
+	Where  address
+	Dir    string // for files
 	Action action
 	Told   string // a file into which the child writes the step at which it ends, and what it saw before
 }
@@ -41,7 +43,7 @@ type told struct {
 func (tr *trial) killed(i int, a action) {
 	k := tr.k
 	k.t.Helper()
-	o := orders{Test: k.test, Place: k.place, Path: k.path, Ahead: k.ahead.Load(), Action: a, Told: k.path + ".told"}
+	o := orders{Test: k.test, Line: k.line, Where: k.place.address(), Dir: k.dir, Action: a, Told: filepath.Join(k.dir, "told")}
 	said, err := o.run(k)
 	if err != nil {
 		k.t.Fatalf("handlertest: a process that was to be killed: %v", err)
@@ -54,7 +56,7 @@ func (tr *trial) killed(i int, a action) {
 	}
 	switch {
 	case a.Do == publish:
-		k.ahead.Add(int64(relayLease + relayLease/10))
+		k.pass(relayLease + time.Second)
 	case said.Point != "" && !said.Acked, said.Outcome == HandedBack:
 		tr.pending = append(tr.pending, a.Message)
 	}
@@ -83,7 +85,7 @@ func (o orders) run(k *Kit) (told, error) {
 // childOf does what this process was started for, when it has come to the call of Prove that it was started by, and then ends.
 func (k *Kit) childOf(p *proof) {
 	k.t.Helper()
-	k.test, k.place = k.t.Name(), k.callSite()
+	k.test, k.line = k.t.Name(), k.callSite()
 	text := os.Getenv(childOrders)
 	if text == "" {
 		return
@@ -92,7 +94,7 @@ func (k *Kit) childOf(p *proof) {
 	if err := json.Unmarshal([]byte(text), &o); err != nil {
 		k.t.Fatalf("handlertest: orders: %v", err)
 	}
-	if o.Test != k.test || o.Place != k.place {
+	if o.Test != k.test || o.Line != k.line {
 		return
 	}
 	said := told{}
@@ -119,8 +121,7 @@ func (k *Kit) callSite() string {
 // obey does the action, and is killed in it as a rule.
 func (o orders) obey(k *Kit, p *proof, r *recorder) told {
 	c := *k
-	c.t, c.path, c.timeout = r, o.Path, k.timeout
-	c.ahead.Store(o.Ahead)
+	c.t, c.dir, c.place = r, o.Dir, k.place.at(o.Where)
 	c.open()
 	replica := c.replicas()[o.Action.Replica]
 	var msg *message.Message

@@ -17,9 +17,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"path/filepath"
 	"reflect"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -27,7 +25,6 @@ import (
 	"github.com/jmoiron/sqlx"
 
 	"github.com/oncemill/oncemill/adapters/store"
-	"github.com/oncemill/oncemill/adapters/store/sqlitestore"
 	"github.com/oncemill/oncemill/handlers"
 	"github.com/oncemill/oncemill/middleware/outbox"
 )
@@ -41,13 +38,13 @@ type Kit struct {
 	plugin   handlers.Plugin
 	bindings []handlers.Binding
 	unknown  handlers.UnknownPolicy
-	path     string
-	ahead    *atomic.Int64 // of the machine's clock
+	place    database
+	dir      string        // for files
 	timeout  time.Duration // of the handlers
 	db       store.Store
 	one, two *replica
 
-	test, place string // what a process of a proof's runs again
+	test, line string // what a process of a proof's runs again
 
 	engine func(parts) engine              // nil is the real one
 	outbox func(store.Store) outbox.Source // nil is the store's own
@@ -74,10 +71,13 @@ func New(t *testing.T, plugin handlers.Plugin, config any, options ...Option) *K
 	}
 	k := &Kit{
 		t: t, plugin: plugin, bindings: bindings.List(),
-		path: filepath.Join(t.TempDir(), "test.db"), ahead: &atomic.Int64{}, timeout: patience / 2,
+		dir: t.TempDir(), timeout: patience / 2,
 	}
 	for _, option := range options {
 		option(k)
+	}
+	if k.place == nil {
+		k.place = newFile(t)
 	}
 	k.open()
 	return k
@@ -119,22 +119,15 @@ func (k *Kit) open() {
 func (k *Kit) copy(t testing.TB) *Kit {
 	t.Helper()
 	c := *k
-	c.t, c.path, c.ahead = t, filepath.Join(t.TempDir(), "test.db"), &atomic.Int64{}
-	c.ahead.Store(k.ahead.Load())
-	if _, err := k.DB().ExecContext(t.Context(), `VACUUM INTO ?`, c.path); err != nil {
-		t.Fatalf("handlertest: copying the database: %v", err)
-	}
+	c.t, c.dir, c.place = t, t.TempDir(), k.place.copy(t, k.DB())
 	return &c
 }
 
 func (k *Kit) replicas() [2]*replica { return [2]*replica{k.one, k.two} }
 
-// now is the database's clock.
-func (k *Kit) now() time.Time { return time.Now().Add(time.Duration(k.ahead.Load())) }
-
-func (k *Kit) openStore() store.Store {
+func (k *Kit) openStore(replica string) store.Store {
 	k.t.Helper()
-	s, err := sqlitestore.Open(k.t.Context(), sqlitestore.Config{Path: k.path, Now: k.now}, store.Options{Logger: k.logger()})
+	s, err := k.place.open(k.t.Context(), replica, k.logger())
 	if err != nil {
 		k.t.Fatalf("handlertest: %v", err)
 	}

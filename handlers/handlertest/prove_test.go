@@ -12,6 +12,7 @@ import (
 	"github.com/oncemill/oncemill/handlers/handlertest"
 	"github.com/oncemill/oncemill/handlers/journal"
 	"github.com/oncemill/oncemill/handlers/payments"
+	"github.com/oncemill/oncemill/internal/testenv"
 )
 
 func TestProve(t *testing.T) {
@@ -31,7 +32,13 @@ func TestExplore(t *testing.T) {
 // The built-in plugins hold whatever breaks.
 
 func TestPayments(t *testing.T) {
-	k := handlertest.New(t, payments.Plugin(), nil)
+	t.Run("sqlite", func(t *testing.T) { provePayments(handlertest.New(t, payments.Plugin(), nil)) })
+	t.Run("postgres", func(t *testing.T) {
+		provePayments(handlertest.New(t, payments.Plugin(), nil, handlertest.OnPostgres(testenv.PostgresServer(t))))
+	})
+}
+
+func provePayments(k *handlertest.Kit) {
 	for _, account := range []string{"alice", "bob"} {
 		k.DeliverTwice("accounts.opened", account, payments.Opened{AccountID: account, Currency: "EUR", OpeningBalance: "10.00"})
 	}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -31,7 +32,7 @@ func (k *Kit) relay(r *replica, fault stepHook) error {
 		source = k.outbox(r.store)
 	}
 	relay, err := outbox.NewRelay(outbox.RelayConfig{
-		Source: source, Publisher: sentFile(k.path), Owner: r.name + "/" + envelope.NewUUID(), Logger: k.logger(),
+		Source: source, Publisher: sentFile(k.dir), Owner: r.name + "/" + envelope.NewUUID(), Logger: k.logger(),
 		Workers: 1, Poll: 10 * time.Millisecond, Lease: relayLease, Fault: fault.of(step{leased: true}),
 	})
 	if err != nil {
@@ -53,7 +54,7 @@ func (k *Kit) relay(r *replica, fault stepHook) error {
 	}
 }
 
-// sentFile has the messages that relays published, one in a line, in the order in which they went out.
+// sentFile is a folder with a file of the messages that relays published, one in a line, in the order in which they went out.
 type sentFile string
 
 // sentMessage is a line of it.
@@ -64,7 +65,7 @@ type sentMessage struct {
 	Payload  []byte
 }
 
-func (f sentFile) name() string { return string(f) + ".sent" }
+func (f sentFile) name() string { return filepath.Join(string(f), "sent") }
 
 // PublishBatch is outbox.Publisher's. A line is written whole, also by a process that is killed.
 func (f sentFile) PublishBatch(_ context.Context, topic string, msgs []*message.Message) []error {
@@ -89,7 +90,7 @@ func (f sentFile) PublishBatch(_ context.Context, topic string, msgs []*message.
 // sent returns what went out, the copies of a message once, as the next consumer takes them.
 func (k *Kit) sent() []sentMessage {
 	k.t.Helper()
-	data, err := os.ReadFile(sentFile(k.path).name())
+	data, err := os.ReadFile(sentFile(k.dir).name())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		k.t.Fatalf("handlertest: reading what was published: %v", err)
 	}

@@ -59,10 +59,10 @@ func (k *Kit) newEngine(p parts, observe func(idempotency.Event)) (engine, error
 
 func (k *Kit) newReplica(name string) *replica {
 	k.t.Helper()
-	r := &replica{name: name, store: k.openStore(), engines: map[string]engine{}, outcome: map[string]Outcome{}}
+	r := &replica{name: name, store: k.openStore(name), engines: map[string]engine{}, outcome: map[string]Outcome{}}
 	for _, b := range k.bindings {
 		at := stepHook(r.at).of(step{external: b.External != nil})
-		engine, err := k.newEngine(parts{b, scope(b), name, r.store, at, k.now}, r.observe)
+		engine, err := k.newEngine(parts{b, scope(b), name, r.store, at, k.place.now}, r.observe)
 		if err != nil {
 			k.t.Fatalf("handlertest: binding %s: %v", b.Name, err)
 		}

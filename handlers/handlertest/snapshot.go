@@ -11,8 +11,7 @@ import (
 func (k *Kit) snapshot() map[string]string {
 	k.t.Helper()
 	var tables []string
-	err := k.DB().SelectContext(k.t.Context(), &tables,
-		`SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY name`)
+	err := k.DB().SelectContext(k.t.Context(), &tables, k.place.tables())
 	if err != nil {
 		k.t.Fatalf("handlertest: listing tables: %v", err)
 	}

@@ -84,3 +84,9 @@ func execute(ctx context.Context, server string, statements ...string) error {
 	}
 	return nil
 }
+
+// PostgresServer returns the URL of a database on the server, for a test that makes databases of its own; or it skips the test.
+func PostgresServer(t testing.TB) string {
+	t.Helper()
+	return lookup(t, "postgres")[0]
+}
