@@ -31,8 +31,8 @@ var fill = []string{
 	`ANALYZE TABLE processed_events, attempts, parked, outbox`,
 }
 
-// TestQueriesUseIndexes: what runs all the time reads a small part of large tables.
-func TestQueriesUseIndexes(t *testing.T) {
+// TestF061F079QueriesUseIndexes: what runs all the time reads a small part of large tables.
+func TestF061F079QueriesUseIndexes(t *testing.T) {
 	t.Parallel()
 	w, s := newWorld(t)
 	conn, err := s.DB().Connx(t.Context())

@@ -28,8 +28,8 @@ INSERT INTO outbox (lane, topic, message_uuid, idempotency_key, ordering_key, me
 SELECT g % 16, 't', 'u' || g, 'k' || g, 'o' || g % 100, '{}', '', '', '', now(), CASE WHEN g % 10 = 0 THEN now() + interval '1 h' END, CASE WHEN g % 10 = 0 THEN 1 ELSE 0 END FROM generate_series(1, 20000) g;
 ANALYZE`
 
-// TestQueriesUseIndexes: what runs all the time reads no large table from its first to its last row.
-func TestQueriesUseIndexes(t *testing.T) {
+// TestF061F079QueriesUseIndexes: what runs all the time reads no large table from its first to its last row.
+func TestF061F079QueriesUseIndexes(t *testing.T) {
 	t.Parallel()
 	w, s := newWorld(t)
 	run(t, s, fill)

@@ -1,7 +1,9 @@
 package keystoretest
 
 import (
+	"context"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,6 +20,7 @@ var cleanTests = []test{
 	{"HasALimit", cleanLimit},
 	{"OnlyItsScope", cleanScope},
 	{"RivalsAreExact", cleanRivals},
+	{"F079UnderLoad", cleanUnderLoad},
 }
 
 // brief completes keys that are past their time at once.
@@ -138,4 +141,58 @@ func cleanRivals(t *testing.T, h Harness) {
 		return nil
 	})
 	require.Equal(t, n, removed[0]+removed[1]+removed[2]+removed[3]+cleanAll(t, h))
+}
+
+// cleanUnderLoad: three cleaners work while two replicas complete keys of the same scope. No claim has to give way to a cleaner, all
+// that is expired goes, in bounded batches, and nothing else does.
+func cleanUnderLoad(t *testing.T, h Harness) {
+	const expired, each, limit = 300, 60, 20
+	for i := 0; i < expired; i += 50 {
+		var claims []keystore.Claim
+		for n := range 50 {
+			claims = append(claims, claim(fmt.Sprint("old", i+n)))
+		}
+		brief(t, h.Store, claims...)
+	}
+	h.elapse(50 * time.Millisecond)
+	var removed atomic.Int64
+	h.race(t, 5, func(i int, s keystore.Store) error {
+		if i < 2 {
+			for n := range each {
+				if err := completeOne(t.Context(), s, claim(fmt.Sprint("new", i, "-", n))); err != nil {
+					return fmt.Errorf("a claim beside cleaners: %w", err)
+				}
+			}
+			return nil
+		}
+		for {
+			n, err := s.Clean(t.Context(), scope, limit)
+			if err != nil || n == 0 {
+				return err
+			}
+			if n > limit {
+				return fmt.Errorf("%d keys in a batch of %d", n, limit)
+			}
+			removed.Add(int64(n))
+		}
+	})
+	require.EqualValues(t, expired, removed.Load()+int64(cleanAll(t, h)))
+	for i := range 2 {
+		for n := range each {
+			require.Equal(t, keystore.Duplicate, probe(t, h.Store, claim(fmt.Sprint("new", i, "-", n))).Outcome)
+		}
+	}
+}
+
+// completeOne claims a key and completes it, for an hour.
+func completeOne(ctx context.Context, s keystore.Store, c keystore.Claim) error {
+	tx, err := s.Begin(ctx, keystore.TxOptions{})
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	if _, err := tx.Claim(ctx, []keystore.Claim{c}); err != nil {
+		return err
+	}
+	return tx.Commit(ctx, []keystore.Completion{{Claim: c, State: keystore.Completed, Retention: time.Hour}})
 }

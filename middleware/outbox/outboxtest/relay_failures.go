@@ -7,6 +7,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,6 +24,7 @@ var relayFailureTests = []test{
 	{"F062Unroutable", failuresUnroutable},
 	{"OutageSetsNothingAside", failuresOutage},
 	{"UnmarkedOutageSetsNothingAside", failuresUnmarkedOutage},
+	{"F061LongOutage", failuresLongOutage},
 	{"OneTopicAway", failuresOneTopic},
 	{"RefusedIsSetAsideInTheEnd", failuresRefused},
 	{"FailureHoldsBackItsOrderingKey", failuresOrder},
@@ -209,6 +211,45 @@ func failuresUnmarkedOutage(t *testing.T, h Harness) {
 		require.Positive(t, failed)
 		require.Zero(t, aside)
 	})
+}
+
+// failuresLongOutage: a backlog that grew while the broker was away is visible, goes out when it is back, each record once, and the
+// relay never has more of it in hand than its batch.
+func failuresLongOutage(t *testing.T, h Harness) {
+	const backlog, batch = 2000, 50
+	b := &broker{}
+	var up atomic.Bool
+	var tried, inHand, most atomic.Int64
+	cfg := config(t, h.Source, &publisher{broker: b, before: func(_ context.Context, _ string, msgs []*message.Message) error {
+		n := inHand.Add(int64(len(msgs)))
+		defer inHand.Add(-int64(len(msgs)))
+		most.Store(max(most.Load(), n))
+		tried.Add(1)
+		if !up.Load() {
+			return fmt.Errorf("no connection: %w", outbox.ErrUnavailable)
+		}
+		return nil
+	}}, "a")
+	cfg.Batch = batch
+	start(t, cfg)
+	for i := range backlog / 100 {
+		h.commit(t, plain("t", fmt.Sprint("p", i, "-"), 100)...)
+	}
+	eventually(t, func() error {
+		if n := tried.Load(); n < 20 {
+			return fmt.Errorf("%d batches were tried", n)
+		}
+		return nil
+	})
+	s, err := h.Source.Status(t.Context())
+	require.NoError(t, err)
+	require.EqualValues(t, backlog, s.Pending)
+	require.Positive(t, s.OldestAge)
+	up.Store(true)
+	empty(t, h.Source)
+	require.Len(t, b.taken(), backlog)
+	require.Len(t, b.keys(), backlog)
+	require.LessOrEqual(t, most.Load(), int64(batch))
 }
 
 // failuresOneTopic: a topic that cannot be reached for long holds back no other, however many records it has.
