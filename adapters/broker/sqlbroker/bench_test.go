@@ -92,7 +92,7 @@ func measureOurs(b *testing.B, db database) float64 {
 	topic := testenv.Name(b, "ours")
 	br := open(b, config(db, nil))
 	require.NoError(b, br.Declare(b.Context(), topic, []broker.Subscription{{Topic: topic, Group: "g"}}))
-	fill(b, br, topic, 150_000)
+	fill(b, br, topic, 200_000)
 	var handled atomic.Int64
 	var running sync.WaitGroup
 	var subs []broker.Subscriber

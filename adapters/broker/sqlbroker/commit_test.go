@@ -68,6 +68,27 @@ func TestOpenTransactionStallsNothing(t *testing.T) {
 	})
 }
 
+// A claim takes what stands before and behind a message that a rival has locked, and does not wait for the rival.
+func TestClaimPassesOverALockedMessage(t *testing.T) {
+	onEach(t, func(t *testing.T, db database) {
+		b, topic := declared(t, db, "g")
+		publish(t, b.Publisher(), topic, numbered(5)...)
+		rival := begin(t, plain(t, db), sql.LevelReadCommitted)
+		var offset int64
+		require.NoError(t, rival.QueryRow(`SELECT max("offset") - 2 FROM oncemill_sql_deliveries`).Scan(&offset))
+		require.NoError(t, rival.QueryRow(db.bind(`SELECT "offset" FROM oncemill_sql_deliveries WHERE "offset" = $1 AND queue = (SELECT id FROM oncemill_sql_queues) FOR UPDATE`), offset).Scan(&offset))
+
+		_, msgs := subscribe(t, b, broker.Subscription{Topic: topic, Group: "g"})
+		for _, payload := range []string{"m-0", "m-1", "m-3", "m-4"} {
+			msg := within(t, msgs, 15*time.Second) // a lock would be waited for 20 s
+			require.Equal(t, payload, string(msg.Payload))
+			require.True(t, msg.Ack())
+		}
+		require.NoError(t, rival.Rollback())
+		require.Equal(t, []string{"m-2"}, ackAll(t, msgs, 1))
+	})
+}
+
 // A group that is declared while many publish, some with snapshots from before, gets each message once.
 func TestGroupDeclaredInMidPublishing(t *testing.T) {
 	onEach(t, func(t *testing.T, db database) {

@@ -228,7 +228,7 @@ func (s *subscriber) claimAll(ctx, owning context.Context, h *holding) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		rows, err := s.claim(owning, h, free, &next)
+		rows, err := s.claim(owning, h, free, full, &next)
 		if err != nil {
 			if ctx.Err() != nil || errors.Is(err, errNoTopic) {
 				return err
@@ -267,14 +267,14 @@ type floor struct {
 	sweep time.Time // when one begins at the beginning again
 }
 
-func (s *subscriber) claim(ctx context.Context, h *holding, limit int, next *floor) ([]row, error) {
+func (s *subscriber) claim(ctx context.Context, h *holding, limit int, crowded bool, next *floor) ([]row, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	if err := s.tidy(ctx, h); err != nil {
 		return nil, err
 	}
 	began := time.Now()
-	c := claim{queue: h.queue, consumer: h.consumer, topic: s.sub.Topic, limit: limit, from: next.from, wait: s.sub.Ordered}
+	c := claim{queue: h.queue, consumer: h.consumer, topic: s.sub.Topic, limit: limit, from: next.from, crowded: crowded, wait: s.sub.Ordered}
 	sweeping := s.sub.Ordered || !began.Before(next.sweep)
 	if sweeping {
 		c.from = 0

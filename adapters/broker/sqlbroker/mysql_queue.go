@@ -92,7 +92,7 @@ func bury(ctx context.Context, c *sql.Conn, queue, consumer int64) (gone bool, e
 		return false, err
 	}
 	for part := range slices.Chunk(held, portion) {
-		if _, err := c.ExecContext(ctx, "UPDATE "+deliveries(part)+"SET d.owner = NULL WHERE d.owner = ?", queue, consumer); err != nil {
+		if _, err := c.ExecContext(ctx, "UPDATE "+deliveries(part)+"SET d.owner = 0 WHERE d.owner = ?", queue, consumer); err != nil {
 			return false, err
 		}
 	}
@@ -151,11 +151,13 @@ func (m *mysqlServer) leave(ctx context.Context, queue, consumer int64) error {
 }
 
 // ready are the messages that may be claimed.
-const ready = " FROM oncemill_sql_deliveries FORCE INDEX (PRIMARY) WHERE queue = ? AND `offset` >= ? AND owner IS NULL AND (due IS NULL OR due <= UTC_TIMESTAMP(6)) ORDER BY `offset` LIMIT ?"
+const ready = " FROM oncemill_sql_deliveries FORCE INDEX (PRIMARY) WHERE queue = ? AND `offset` >= ? AND owner = 0 AND (due IS NULL OR due <= UTC_TIMESTAMP(6)) ORDER BY `offset` LIMIT ?"
 
 func (m *mysqlServer) claim(ctx context.Context, c claim) ([]row, error) {
-	if any, err := offsets(ctx, m.db, "SELECT `offset`"+ready, c.queue, c.from, 1); err != nil || len(any) == 0 {
-		return nil, m.claimError(c.topic, err)
+	if !c.crowded { // an idle consumer locks nothing
+		if any, err := offsets(ctx, m.db, "SELECT `offset`"+ready, c.queue, c.from, 1); err != nil || len(any) == 0 {
+			return nil, m.claimError(c.topic, err)
+		}
 	}
 	var claimed []row
 	err := m.inTx(ctx, func(conn *sql.Conn) (err error) {
@@ -210,7 +212,8 @@ func take(ctx context.Context, conn *sql.Conn, c claim) ([]row, error) {
 		return nil, err
 	}
 	for part := range slices.Chunk(rows, portion) {
-		n, err := changed(ctx, conn, "UPDATE "+deliveries(places(part))+"SET d.owner = ?, d.count = d.count + 1 WHERE d.owner IS NULL", c.queue, c.consumer)
+		n, err := changed(ctx, conn, "UPDATE oncemill_sql_deliveries FORCE INDEX (PRIMARY) SET owner = ?, count = count + 1 WHERE queue = ? AND owner = 0 AND "+spans(places(part)),
+			c.consumer, c.queue)
 		if err == nil && n != int64(len(part)) {
 			err = errChanged
 		}
@@ -232,7 +235,7 @@ func places(rows []row) []int64 {
 // read fills in the messages of claimed rows, which are in the order of their offsets.
 func (m *mysqlServer) read(ctx context.Context, topic string, rows []row) error {
 	for part := range slices.Chunk(rows, portion) {
-		found, err := m.db.QueryContext(ctx, "SELECT m.`offset`, m.uuid, m.payload, m.metadata FROM "+list(places(part))+" STRAIGHT_JOIN "+quoted(topic)+" m ON m.`offset` = l.place")
+		found, err := m.db.QueryContext(ctx, "SELECT `offset`, uuid, payload, metadata FROM "+quoted(topic)+" FORCE INDEX (PRIMARY) WHERE "+spans(places(part)))
 		if err != nil {
 			return err
 		}
@@ -279,6 +282,6 @@ func (m *mysqlServer) tidy(ctx context.Context, queue, consumer int64, has []int
 
 // handedBack frees messages that were not delivered.
 func handedBack(ctx context.Context, c *sql.Conn, queue, consumer int64, part []int64) error {
-	_, err := c.ExecContext(ctx, "UPDATE "+deliveries(part)+"SET d.owner = NULL, d.count = d.count - 1 WHERE d.owner = ?", queue, consumer)
+	_, err := c.ExecContext(ctx, "UPDATE "+deliveries(part)+"SET d.owner = 0, d.count = d.count - 1 WHERE d.owner = ?", queue, consumer)
 	return err
 }

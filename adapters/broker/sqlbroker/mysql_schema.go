@@ -14,8 +14,8 @@ import (
 	"github.com/oncemill/oncemill/adapters/internal/mysqlwire"
 )
 
-// ownTables are those beside the topics'. A delivery is a message that a group has not settled; its columns that change are
-// in no index.
+// ownTables are those beside the topics'. A delivery is a message that a group has not settled, free where its owner is 0. The columns that a
+// claim changes are in no index, and never NULL: a row that grew would not fit into its page, which the inserts have filled.
 var ownTables = []string{
 	`CREATE TABLE IF NOT EXISTS oncemill_sql_queues (
 		id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY, topic VARBINARY(45) NOT NULL, grp VARBINARY(100) NOT NULL, active BIGINT NULL,
@@ -23,7 +23,7 @@ var ownTables = []string{
 	`CREATE TABLE IF NOT EXISTS oncemill_sql_consumers (
 		id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY, queue BIGINT NOT NULL, name VARCHAR(255) NOT NULL, expires_at DATETIME(6) NOT NULL, KEY (queue))
 		ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4`,
-	"CREATE TABLE IF NOT EXISTS oncemill_sql_deliveries (queue BIGINT NOT NULL, `offset` BIGINT NOT NULL, owner BIGINT NULL, count INT NOT NULL DEFAULT 0, " +
+	"CREATE TABLE IF NOT EXISTS oncemill_sql_deliveries (queue BIGINT NOT NULL, `offset` BIGINT NOT NULL, owner BIGINT NOT NULL DEFAULT 0, count INT NOT NULL DEFAULT 0, " +
 		"due DATETIME(6) NULL, PRIMARY KEY (queue, `offset`)) ENGINE = InnoDB",
 }
 

@@ -72,6 +72,8 @@ type claim struct {
 	limit           int
 	// from is the lowest offset to look at.
 	from int64
+	// crowded says that the last claim left messages behind.
+	crowded bool
 	// wait makes the claim wait for locked messages instead of passing them over.
 	wait bool
 }
