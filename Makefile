@@ -34,9 +34,11 @@ bench: ## benchmarks into bench.out; compared with bench.old.out where that exis
 
 verify: ## fail when a generated file is out of date
 	go test ./config -run 'TestReferenceIsCurrent' -count 1
+	go test ./app -run 'TestMetricsAreDocumented' -count 1
 
 generate: ## write the generated files again
 	go test ./config -run 'TestReferenceIsCurrent' -count 1 -update
+	go test ./app -run 'TestMetricsAreDocumented' -count 1 -update
 
 vuln: ## known vulnerabilities; fails only when there are some, not when the database is out of reach
 	@$(TOOL) govulncheck ./...; code=$$?; \

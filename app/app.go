@@ -205,6 +205,21 @@ func (a *App) migrations() []store.MigrationSet {
 	return sets
 }
 
+// wholeScript is the SQL that an empty database needs.
+func (a *App) wholeScript() (string, error) {
+	if err := a.checkStore(); err != nil {
+		return "", err
+	}
+	factory, err := a.set.store(a.cfg.Database)
+	if err != nil {
+		return "", err
+	}
+	if factory.Script == nil {
+		return "", fmt.Errorf("database %s cannot print its tables without a connection: leave --all out", a.cfg.Database)
+	}
+	return factory.Script(a.cfg.Databases[a.cfg.Database].Decode, a.migrations())
+}
+
 // migrate brings the tables up to date, or with "verify" only checks that they are.
 func (a *App) migrate(ctx context.Context) error {
 	if a.cfg.Migrate == "auto" {

@@ -17,7 +17,7 @@ import (
 
 func (c *cli) keysCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "keys", Short: "Look at idempotency keys, decide those in doubt"}
-	cmd.AddCommand(c.keysList(), c.keysShow(), c.keysResolve(), c.keysResend(), c.keysForget(), c.keysEpoch())
+	cmd.AddCommand(c.keysList(), c.keysShow(), c.keysResolve(), c.keysResend(), c.keysForget(), c.keysScopes(), c.keysClean(), c.keysEpoch())
 	return cmd
 }
 

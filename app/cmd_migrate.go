@@ -2,7 +2,9 @@ package app
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 
 	"github.com/spf13/cobra"
 )
@@ -24,6 +26,7 @@ func (c *cli) migrateCommand() *cobra.Command {
 			},
 		},
 		c.migrateStatus(),
+		c.migratePrint(),
 	)
 	return cmd
 }
@@ -51,4 +54,44 @@ func (c *cli) migrateStatus() *cobra.Command {
 	}
 	c.jsonFlag(cmd)
 	return cmd
+}
+
+func (c *cli) migratePrint() *cobra.Command {
+	var all bool
+	cmd := &cobra.Command{
+		Use: "print", Short: "Print the SQL that up would run", Args: cobra.NoArgs,
+		Long: `Print the SQL that up would run, for somebody else to apply: afterwards nothing is missing, and "migrate: verify" is content. Let the
+client stop at the first error. What was not applied is printed again the next time.`,
+		Example: `  oncemill migrate print --database postgres > new.sql && psql -v ON_ERROR_STOP=1 -f new.sql
+  oncemill migrate print --database mysql > new.sql && mysql < new.sql
+  oncemill migrate print --database sqlite > new.sql && sqlite3 -bail oncemill-data/oncemill.db < new.sql
+  oncemill migrate print --all   # for an empty database; connects to nothing`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if all {
+				a, err := c.app()
+				if err != nil {
+					return err
+				}
+				script, err := a.wholeScript()
+				return c.printScript(script, errors.Join(err, a.Close()))
+			}
+			return c.withApp(cmd.Context(), (*App).openStore, func(ctx context.Context, a *App) error {
+				script, err := a.store.PendingScript(ctx, a.migrations())
+				return c.printScript(script, err)
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&all, "all", false, "all that an empty database needs, without a connection")
+	return cmd
+}
+
+func (c *cli) printScript(script string, err error) error {
+	if err != nil {
+		return err
+	}
+	if script == "" {
+		script = "-- nothing is missing\n"
+	}
+	_, err = io.WriteString(c.out, script)
+	return err
 }

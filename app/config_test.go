@@ -1,16 +1,12 @@
 package app
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/oncemill/oncemill/internal/testenv"
 )
 
 // F082: whatever is misspelt or makes no sense is refused by check and by run alike, with its name, its line and
@@ -128,21 +124,4 @@ func TestOnlyRunsOneBindingAndKeepsTheOthersQueues(t *testing.T) {
 	run.end()
 	c.start("--only", "journal-append", "--only", "journal")
 	c.waitKey("oncemill/journal-append", "j-1", "completed")
-}
-
-func TestServiceNameAndScopesOfRemovedBindings(t *testing.T) {
-	t.Parallel()
-	l := &tally{}
-	c := newConsole(t, l.set())
-	c.start()
-	c.publish(tallyTopic, "k", "{}")
-	c.waitKey(tallyScope, "k", "completed")
-	renamed := c.with("BINDINGS__TALLY__SCOPE=oncemill/tally-2")
-	run := renamed.start()
-	testenv.Eventually(t, 10*time.Second, func() error {
-		if text := run.errs.String(); !strings.Contains(text, "used by no binding") || !strings.Contains(text, "scope=oncemill/tally ") {
-			return fmt.Errorf("the forgotten scope is not named: %s", text)
-		}
-		return nil
-	})
 }

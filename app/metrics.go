@@ -11,25 +11,11 @@ import (
 	"github.com/oncemill/oncemill/middleware/outbox"
 )
 
-// metrics are all series of the application. Labels come from closed sets (scopes of the configuration, kinds, constant reasons):
-// never a key, an id, a text or an address.
-//
-//	oncemill_messages_total{scope,kind}            what happened to messages (see idempotency.EventKind)
-//	oncemill_failures_total{scope,kind,reason}     dead letters, parked, retried and in-doubt messages by reason
-//	oncemill_message_duration_seconds{scope}       from a message's entry to its commit
-//	oncemill_stuck_handlers{scope}                 handlers that overran their timeout and still run
-//	oncemill_outbox_published_total                records that the broker confirmed and routed
-//	oncemill_outbox_failed_total{cause}            records that were not published
-//	oncemill_outbox_aside_total{cause}             records that were set aside
-//	oncemill_outbox_copies_total                   records published that go out again
-//	oncemill_outbox_lag_seconds                    age of a record when it was published
-//	oncemill_outbox_lanes                          lanes that this process holds
-//	oncemill_outbox_records{state}                 pending, delayed and set-aside records
-//	oncemill_outbox_oldest_age_seconds             age of the oldest pending record that is due
-//	oncemill_parked_messages{scope,state}          waiting, dead and in-doubt messages
-//	oncemill_cleaned_keys_total{scope}             keys removed after their retention
+// metrics are all series of the application; docs/metrics.md lists them. Labels come from closed sets (scopes of the configuration, kinds, constant
+// reasons): never a key, an id, a text or an address.
 type metrics struct {
 	registry *prometheus.Registry
+	series   []series
 
 	mu      sync.Mutex
 	reasons map[string]bool // label values that exist, see reason
@@ -42,7 +28,7 @@ type metrics struct {
 	refused   *prometheus.CounterVec
 	aside     *prometheus.CounterVec
 	copies    prometheus.Counter
-	lag       prometheus.Histogram
+	lag       prometheus.Observer
 	lanes     prometheus.Gauge
 	records   *prometheus.GaugeVec
 	oldest    prometheus.Gauge
@@ -53,27 +39,28 @@ type metrics struct {
 func newMetrics() *metrics {
 	m := &metrics{registry: prometheus.NewRegistry(), reasons: map[string]bool{}}
 	m.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	m.messages = m.counter("messages_total", "What happened to messages.", "scope", "kind")
-	m.failures = m.counter("failures_total", "Messages retried, parked, buried or in doubt, by reason.", "scope", "kind", "reason")
-	m.cleaned = m.counter("cleaned_keys_total", "Keys removed after their retention.", "scope")
-	m.refused = m.counter("outbox_failed_total", "Records that were not published.", "cause")
-	m.aside = m.counter("outbox_aside_total", "Records that were set aside.", "cause")
-	m.published = m.counter("outbox_published_total", "Records that the broker confirmed and routed.").WithLabelValues()
-	m.copies = m.counter("outbox_copies_total", "Records published that could not be marked and go out again.").WithLabelValues()
-	m.stuck = m.gauge("stuck_handlers", "Handlers that overran their timeout and still run.", "scope")
-	m.records = m.gauge("outbox_records", "Records in the outbox.", "state")
-	m.parked = m.gauge("parked_messages", "Parked messages.", "scope", "state")
-	m.lanes = m.gauge("outbox_lanes", "Outbox lanes that this process holds.").WithLabelValues()
-	m.oldest = m.gauge("outbox_oldest_age_seconds", "Age of the oldest pending record that is due.").WithLabelValues()
-	m.durations = prometheus.NewHistogramVec(prometheus.HistogramOpts{
-		Namespace: "oncemill", Name: "message_duration_seconds", Help: "From a message's entry to its commit.",
-		Buckets: prometheus.ExponentialBuckets(0.001, 2, 16),
-	}, []string{"scope"})
-	m.lag = prometheus.NewHistogram(prometheus.HistogramOpts{
-		Namespace: "oncemill", Name: "outbox_lag_seconds", Help: "Age of a record when it was published.",
-		Buckets: prometheus.ExponentialBuckets(0.001, 2, 20),
-	})
-	m.registry.MustRegister(m.durations, m.lag)
+	m.messages = m.counter("messages_total",
+		"Messages, counted each time that one takes a step; kind says which. A message takes several: one that succeeds at once is received and completed.", "scope", "kind")
+	m.failures = m.counter("failures_total",
+		"Messages, counted each time that one is retried, parked, made a dead letter, left in doubt or answered for a reason; the same steps as in messages_total, by reason. Reasons are those of dlq list, and the codes of handlers: after 100 of them the rest is \"other\".",
+		"scope", "kind", "reason")
+	m.cleaned = m.counter("cleaned_keys_total", "Keys that this process removed after their retention; moves at each clean-up, retention.clean_every apart.", "scope")
+	m.refused = m.counter("outbox_failed_total", "Records of the outbox, counted each time that this process's relay failed to publish one.", "cause")
+	m.aside = m.counter("outbox_aside_total", "Records of the outbox that this process's relay set aside, because they cannot be published.", "cause")
+	m.published = m.counter("outbox_published_total", "Records of the outbox that the broker confirmed and routed, published by this process's relay.").WithLabelValues()
+	m.copies = m.counter("outbox_copies_total",
+		"Records of the outbox that were published and go out again under the same identity, because they could not be marked as published.").WithLabelValues()
+	m.stuck = m.gauge("stuck_handlers", "Handlers of this process that overran their timeout and still run; falls when one returns.", "scope")
+	m.records = m.gauge("outbox_records",
+		"Records in the outbox of the whole database, by state: pending ones are to be published now, delayed ones at their time, those aside when a person retries them. Read every 15 seconds, by each process whose relay runs.", "state")
+	m.parked = m.gauge("parked_messages",
+		"Messages in the database that wait for a retry (waiting), are dead letters (dead), or wait for a person (in_doubt). Read at the start and at each clean-up, retention.clean_every apart.", "scope", "state")
+	m.lanes = m.gauge("outbox_lanes", "Lanes of the outbox that this process's relay holds, of 16 in all; moves when a relay comes or goes.").WithLabelValues()
+	m.oldest = m.gauge("outbox_oldest_age_seconds",
+		"Seconds since the oldest pending record of the outbox was written, or was to leave where it was delayed; 0 where none is pending. Read with outbox_records.").WithLabelValues()
+	m.durations = m.histogram("message_duration_seconds", "Seconds from a message's entry into the engine to the commit of its effect; moves when a message is completed.", 16, "scope")
+	m.lag = m.histogram("outbox_lag_seconds", "Seconds from when the oldest record of a published batch was written, or was to leave where it was delayed, to its publication; one observation for each batch.", 20).
+		WithLabelValues()
 	for _, cause := range outbox.Causes() {
 		m.refused.WithLabelValues(string(cause))
 		m.aside.WithLabelValues(string(cause))
@@ -81,16 +68,39 @@ func newMetrics() *metrics {
 	return m
 }
 
-func (m *metrics) counter(name, help string, labels ...string) *prometheus.CounterVec {
-	c := prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "oncemill", Name: name, Help: help}, labels)
+// series is what can be said of a metric before it moves.
+type series struct {
+	name, kind, help string
+	labels           []string
+}
+
+const metricsNamespace = "oncemill"
+
+// add registers a collector and remembers what it is.
+func (m *metrics) add(c prometheus.Collector, kind, name, help string, labels []string) {
 	m.registry.MustRegister(c)
+	m.series = append(m.series, series{prometheus.BuildFQName(metricsNamespace, "", name), kind, help, labels})
+}
+
+func (m *metrics) counter(name, help string, labels ...string) *prometheus.CounterVec {
+	c := prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: metricsNamespace, Name: name, Help: help}, labels)
+	m.add(c, "counter", name, help, labels)
 	return c
 }
 
 func (m *metrics) gauge(name, help string, labels ...string) *prometheus.GaugeVec {
-	g := prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: "oncemill", Name: name, Help: help}, labels)
-	m.registry.MustRegister(g)
+	g := prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: metricsNamespace, Name: name, Help: help}, labels)
+	m.add(g, "gauge", name, help, labels)
 	return g
+}
+
+// histogram has buckets from a millisecond, each twice the one before.
+func (m *metrics) histogram(name, help string, buckets int, labels ...string) *prometheus.HistogramVec {
+	h := prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Namespace: metricsNamespace, Name: name, Help: help, Buckets: prometheus.ExponentialBuckets(0.001, 2, buckets),
+	}, labels)
+	m.add(h, "histogram", name, help, labels)
+	return h
 }
 
 // maxReasons bounds the series that handlers' own reasons can make.

@@ -107,13 +107,23 @@ func (a *App) warnRetries() {
 
 // warnAbandoned names scopes in the database that no binding uses: a renamed binding starts with no keys.
 func (a *App) warnAbandoned(scopes map[string]int64) {
-	for _, b := range a.bindings {
-		delete(scopes, b.engine.Scope)
-	}
 	for scope, keys := range scopes {
-		if strings.HasPrefix(scope, a.cfg.Service+"/") {
-			a.log.Warn("a scope in the database is used by no binding: if a binding was renamed, set its scope to this one so that its keys stay known",
+		if a.bindingOf(scope) == "" && a.ours(scope) {
+			a.log.Warn("a scope in the database is used by no binding: if a binding was renamed, set its scope to this one so that its keys stay known; if it was removed, see keys scopes",
 				"scope", scope, "keys", keys)
 		}
 	}
+}
+
+// ours reports that a scope is named as those of this service's bindings are.
+func (a *App) ours(scope string) bool { return strings.HasPrefix(scope, a.cfg.Service+"/") }
+
+// bindingOf names the binding that uses a scope, or one of its shards; "" where none does.
+func (a *App) bindingOf(scope string) string {
+	for _, b := range a.bindings {
+		if b.engine.Scope == scope || b.engine.Scope == baseScope(scope) {
+			return b.name
+		}
+	}
+	return ""
 }

@@ -22,6 +22,8 @@ type Factory struct {
 	Open func(ctx context.Context, decode func(any) error, opts Options) (Store, error)
 	// Check validates the adapter's configuration without any connection.
 	Check func(decode func(any) error) error
+	// Script returns all that Store.Migrate would run on an empty database, as Store.PendingScript does; it connects to nothing. May be nil.
+	Script func(decode func(any) error, sets []MigrationSet) (string, error)
 	// Capabilities is what the database promises where it is well configured. The keystore.Store of an open one says what it promises as it is.
 	Capabilities keystore.Capabilities
 }
@@ -51,6 +53,10 @@ type Store interface {
 	Migrate(ctx context.Context, sets []MigrationSet) error
 	// Pending lists the migrations that Migrate would apply, as "set/version name".
 	Pending(ctx context.Context, sets []MigrationSet) ([]string, error)
+
+	// PendingScript returns the SQL that Migrate would run, for a person to run with the database's own client: afterwards nothing is pending. Empty
+	// where nothing is missing.
+	PendingScript(ctx context.Context, sets []MigrationSet) (string, error)
 
 	// Publish writes messages to the outbox in a transaction of the caller's: *sql.Tx or *sqlx.Tx (others where the adapter says so). They leave
 	// when it commits; the relay finds them when it polls. outbox.NewRecord makes a message's record; InTx does all of it, for Watermill's messages.

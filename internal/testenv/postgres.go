@@ -15,7 +15,7 @@ import (
 
 // Database is a PostgreSQL schema that belongs to one test.
 type Database struct {
-	// DSN is a URL whose search_path is the schema alone, for pgx and for
+	// DSN is a URL with a query, whose search_path is the schema alone, for pgx and for
 	// sql.Open("pgx", ...). Its user may do everything on the server.
 	DSN string
 	// Schema is the schema's name, which needs no quotes.
@@ -45,6 +45,36 @@ func Postgres(t testing.TB) Database {
 		}
 	})
 	return Database{DSN: dsn, Schema: schema}
+}
+
+// PgBouncer returns a fresh, empty schema, like [Postgres], that is reached through a PgBouncer in transaction mode. A pooler hands
+// on no settings of a session: the schema is the search_path of a role of the test's own, which has its name.
+func PgBouncer(t testing.TB) Database {
+	t.Helper()
+	pooler := lookup(t, "pgbouncer")[0]
+	server := lookup(t, "postgres")[0]
+	db := Postgres(t)
+	u, err := url.Parse(server)
+	if err != nil {
+		t.Fatalf("testenv: ONCEMILL_TEST_POSTGRES: %v", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	if err := execute(ctx, server, "CREATE ROLE "+db.Schema+" LOGIN SUPERUSER", "ALTER ROLE "+db.Schema+" SET search_path = "+db.Schema); err != nil {
+		t.Fatalf("testenv: create role: %v", err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+		defer cancel()
+		err := execute(ctx, server, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '"+db.Schema+"'",
+			"REASSIGN OWNED BY "+db.Schema+" TO CURRENT_USER", "DROP OWNED BY "+db.Schema, "DROP ROLE "+db.Schema)
+		if err != nil {
+			t.Errorf("testenv: drop role %s: %v", db.Schema, err)
+		}
+	})
+	u.User, u.Host = url.User(db.Schema), pooler
+	db.DSN = u.String()
+	return db
 }
 
 // withSchema makes schema the only one that is searched, and marks the sessions

@@ -10,6 +10,7 @@ package testenv
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -20,14 +21,15 @@ import (
 
 // variables are the environment variables of a service; the first one is its address.
 var variables = map[string][]string{
-	"postgres": {"ONCEMILL_TEST_POSTGRES"},
-	"mariadb":  {"ONCEMILL_TEST_MYSQL"},
-	"rabbitmq": {"ONCEMILL_TEST_RABBITMQ", "ONCEMILL_TEST_RABBITMQ_API"},
-	"kafka":    {"ONCEMILL_TEST_KAFKA"},
-	"nats":     {"ONCEMILL_TEST_NATS"},
-	"redis":    {"ONCEMILL_TEST_REDIS"},
-	"smtp":     {"ONCEMILL_TEST_SMTP", "ONCEMILL_TEST_SMTP_API"},
-	"moto":     {"ONCEMILL_TEST_AWS", "ONCEMILL_TEST_BOTO3"},
+	"postgres":  {"ONCEMILL_TEST_POSTGRES"},
+	"pgbouncer": {"ONCEMILL_TEST_PGBOUNCER"},
+	"mariadb":   {"ONCEMILL_TEST_MYSQL"},
+	"rabbitmq":  {"ONCEMILL_TEST_RABBITMQ", "ONCEMILL_TEST_RABBITMQ_API"},
+	"kafka":     {"ONCEMILL_TEST_KAFKA"},
+	"nats":      {"ONCEMILL_TEST_NATS"},
+	"redis":     {"ONCEMILL_TEST_REDIS"},
+	"smtp":      {"ONCEMILL_TEST_SMTP", "ONCEMILL_TEST_SMTP_API"},
+	"moto":      {"ONCEMILL_TEST_AWS", "ONCEMILL_TEST_BOTO3"},
 }
 
 // Kafka returns the addresses of the brokers, or skips the test.
@@ -109,3 +111,17 @@ var script = sync.OnceValues(func() (string, error) {
 		dir = parent
 	}
 })
+
+// Program returns the path of a client that comes with a service's server. Where it is not installed it skips the test, or fails it where the service must run.
+func Program(t testing.TB, service, name string) string {
+	t.Helper()
+	path, err := exec.LookPath(name)
+	switch {
+	case err == nil:
+	case mustRun(service):
+		t.Fatalf("ONCEMILL_TEST_MUST_RUN names %s, but its client is missing: %v", service, err)
+	default:
+		t.Skip(err)
+	}
+	return path
+}

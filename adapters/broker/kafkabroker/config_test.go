@@ -8,11 +8,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/IBM/sarama"
 	"github.com/goccy/go-yaml"
 	"github.com/stretchr/testify/require"
 
 	"github.com/oncemill/oncemill/adapters/broker"
 	"github.com/oncemill/oncemill/adapters/broker/kafkabroker"
+	"github.com/oncemill/oncemill/internal/testenv"
+	"github.com/oncemill/oncemill/middleware/outbox"
 )
 
 // decodeYAML is what the application hands to a factory.
@@ -142,4 +145,47 @@ func TestMappedNames(t *testing.T) {
 	has, err := b.CommittedOffsets(t.Context(), "shop.orders", "orders")
 	require.NoError(t, err)
 	require.True(t, has)
+}
+
+// Where operators own the topology, a topic of theirs that is missing is named as they know it, nothing is made, and the program goes on by itself
+// once it is there.
+func TestOperatorsOwnTopology(t *testing.T) {
+	t.Parallel()
+	for _, topology := range []string{kafkabroker.TopologyVerify, kafkabroker.TopologyOff} {
+		physical := testenv.Name(t, "kb")
+		t.Cleanup(func() { removeTopic(t, physical) })
+		conf := testConfig(t)
+		conf.Topology = topology
+		conf.Topics = map[string]kafkabroker.TopicConfig{"orders": {Name: physical}}
+		conf.Groups = map[string]string{"shop.orders": physical + "-group"}
+		b := open(t, conf)
+		if topology == kafkabroker.TopologyVerify {
+			require.ErrorContains(t, b.Declare(t.Context(), "orders", nil), "topic "+physical+" does not exist", topology)
+		} else {
+			require.NoError(t, b.Declare(t.Context(), "orders", nil), topology)
+		}
+		err := b.Publisher().Publish("orders", newMessages(1, "")...)
+		require.ErrorIs(t, err, outbox.ErrUnroutable, topology)
+		require.ErrorContains(t, err, physical, topology)
+		r := subscribe(t, b, broker.Subscription{Topic: "orders", Group: "shop.orders"})
+		require.Error(t, r.sub.Consuming(), topology)
+		require.NotContains(t, clusterTopics(t), physical, topology)
+
+		require.NoError(t, open(t, testConfig(t)).Declare(t.Context(), physical, nil))
+		require.NoError(t, b.Declare(t.Context(), "orders", nil), topology)
+		require.NoError(t, b.Publisher().Publish("orders", newMessages(1, "")...), topology)
+		r.next().Ack()
+	}
+}
+
+func clusterTopics(t *testing.T) map[string]sarama.TopicDetail {
+	t.Helper()
+	conf := sarama.NewConfig()
+	conf.Version = sarama.V2_8_0_0
+	admin, err := sarama.NewClusterAdmin(testenv.Kafka(t), conf)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, admin.Close()) }()
+	topics, err := admin.ListTopics()
+	require.NoError(t, err)
+	return topics
 }

@@ -67,7 +67,7 @@ func PendingMigrations(ctx context.Context, db *sql.DB, dialect goose.Dialect, s
 		if err != nil {
 			return nil, err
 		}
-		applied, err := set.applied(ctx, db, tableExists)
+		applied, _, err := set.applied(ctx, db, tableExists)
 		if err != nil {
 			return nil, fmt.Errorf("read the version of %s: %w", set.Name, err)
 		}
@@ -80,22 +80,23 @@ func PendingMigrations(ctx context.Context, db *sql.DB, dialect goose.Dialect, s
 	return pending, nil
 }
 
-func (m MigrationSet) applied(ctx context.Context, db *sql.DB, tableExists func(string) (bool, error)) (versions []int64, err error) {
-	exists, err := tableExists(m.table())
+// applied lists the versions that the database has, and whether it has a table of them.
+func (m MigrationSet) applied(ctx context.Context, db *sql.DB, tableExists func(string) (bool, error)) (versions []int64, exists bool, err error) {
+	exists, err = tableExists(m.table())
 	if err != nil || !exists {
-		return nil, err
+		return nil, false, err
 	}
 	rows, err := db.QueryContext(ctx, `SELECT version_id FROM `+m.table())
 	if err != nil {
-		return nil, err
+		return nil, true, err
 	}
 	defer func() { err = errors.Join(err, rows.Close()) }()
 	for rows.Next() {
 		var v int64
 		if err := rows.Scan(&v); err != nil {
-			return nil, err
+			return nil, true, err
 		}
 		versions = append(versions, v)
 	}
-	return versions, rows.Err()
+	return versions, true, rows.Err()
 }

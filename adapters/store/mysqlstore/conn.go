@@ -85,12 +85,14 @@ type conn struct {
 	tx       *tx // that is open here
 }
 
-// setUp makes a session independent of the server's defaults. Strict mode refuses a value that does not fit, where MySQL would cut it.
+// sessionSettings are independent of the server's defaults. Strict mode refuses a value that does not fit, where MySQL would cut it.
+const sessionSettings = `SET SESSION autocommit = 1, time_zone = '+00:00', sql_mode = CONCAT(@@SESSION.sql_mode, ',STRICT_ALL_TABLES')`
+
+// setUp gives a session the settings that the store depends on.
 func (c *conn) setUp(ctx context.Context, lockWait time.Duration) error {
 	c.lockWait = wholeSeconds(lockWait)
 	for _, query := range []string{
-		`SET SESSION autocommit = 1, time_zone = '+00:00', sql_mode = CONCAT(@@SESSION.sql_mode, ',STRICT_ALL_TABLES'), innodb_lock_wait_timeout = ` +
-			strconv.FormatInt(c.lockWait, 10),
+		sessionSettings + `, innodb_lock_wait_timeout = ` + strconv.FormatInt(c.lockWait, 10),
 		`SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED`,
 	} {
 		if _, err := c.mysqlConn.ExecContext(ctx, query, nil); err != nil {

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"strings"
 
 	"github.com/pressly/goose/v3"
 
@@ -104,6 +105,54 @@ func (s *Store) Pending(ctx context.Context, sets []store.MigrationSet) ([]strin
 	return sqlcore.PendingMigrations(ctx, s.db.DB, goose.DialectMySQL, all, func(table string) (bool, error) {
 		return tableExists(ctx, s.db.DB, table)
 	})
+}
+
+// PendingScript implements store.Store.
+func (s *Store) PendingScript(ctx context.Context, sets []store.MigrationSet) (string, error) {
+	all, err := migrationSets(sets)
+	if err != nil {
+		return "", err
+	}
+	script, err := sqlcore.PendingScript(ctx, s.db.DB, goose.DialectMySQL, all, func(table string) (bool, error) {
+		return tableExists(ctx, s.db.DB, table)
+	})
+	if err != nil || script == "" {
+		return "", err
+	}
+	var database sql.NullString
+	if err := s.db.GetContext(ctx, &database, `SELECT database()`); err != nil {
+		return "", fmt.Errorf("look for the database: %w", err)
+	}
+	where, err := s.cfg.place(!database.Valid)
+	return where + script, err
+}
+
+// wholeScript is PendingScript for an empty database, without a connection.
+func (c Config) wholeScript(ctx context.Context, sets []store.MigrationSet) (string, error) {
+	all, err := migrationSets(sets)
+	if err != nil {
+		return "", err
+	}
+	script, err := sqlcore.WholeScript(ctx, goose.DialectMySQL, all)
+	if err != nil {
+		return "", err
+	}
+	where, err := c.place(c.Schema != "")
+	return where + script, err
+}
+
+// place is what a script begins with: the database where the store's connections look for the tables, and their settings.
+func (c Config) place(missing bool) (string, error) {
+	cfg, err := c.driverConfig("")
+	if err != nil {
+		return "", err
+	}
+	name := "`" + strings.ReplaceAll(cfg.DBName, "`", "``") + "`"
+	place := "SET NAMES utf8mb4;\nUSE " + name + ";\n" + sessionSettings + ";\n"
+	if missing {
+		place = "CREATE DATABASE IF NOT EXISTS " + name + ";\n" + place
+	}
+	return place, nil
 }
 
 func tableExists(ctx context.Context, db *sql.DB, table string) (bool, error) {

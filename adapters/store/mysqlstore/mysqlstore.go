@@ -60,6 +60,13 @@ func Factory() store.Factory {
 			}
 			return c.Validate()
 		},
+		Script: func(decode func(any) error, sets []store.MigrationSet) (string, error) {
+			var c Config
+			if err := decode(&c); err != nil {
+				return "", err
+			}
+			return c.wholeScript(context.Background(), sets)
+		},
 	}
 }
 

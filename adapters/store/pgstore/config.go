@@ -83,7 +83,7 @@ func (c Config) connConfig(_ context.Context, clientName string) (*pgx.ConnConfi
 		return nil, err
 	}
 	if c.Schema != defaultSchema {
-		cfg.RuntimeParams["search_path"] = c.Schema
+		cfg.RuntimeParams["search_path"] = pgx.Identifier{c.Schema}.Sanitize()
 	}
 	if clientName != "" && cfg.RuntimeParams["application_name"] == "" {
 		cfg.RuntimeParams["application_name"] = clientName

@@ -149,7 +149,19 @@ func TestRoleThatCannotChangeTables(t *testing.T) {
 	require.Empty(t, pending)
 	_, err = s.DB().Exec(`CREATE TABLE ` + role + `.mine (n int)`)
 	require.ErrorContains(t, err, "permission denied")
+	worksOn(t, s)
+}
 
+// TestPgBouncerWithoutNamedStatements is what the connection string says for a PgBouncer before 1.21.
+func TestPgBouncerWithoutNamedStatements(t *testing.T) {
+	t.Parallel()
+	_, s := world{pooled: true, unnamed: true}.fresh(t)
+	worksOn(t, s)
+}
+
+// worksOn handles a message and looks for its key and for what it published.
+func worksOn(t *testing.T, s *pgstore.Store) {
+	t.Helper()
 	tx := begin(t, s, keystore.TxOptions{})
 	require.Equal(t, keystore.Fresh, claimKey(t, tx, "a"))
 	done := completed("a")

@@ -22,14 +22,15 @@ import (
 // world is one schema of the test's own, and a way of reaching it.
 type world struct {
 	db testenv.Database
-	// plain is a pool of the caller's, with pgx's own driver; execMode sends no named statements, as an old PgBouncer wants it.
-	plain, execMode bool
+	// plain is a pool of the caller's, with pgx's own driver.
+	plain bool
+	// pooled goes through a PgBouncer in transaction mode; unnamed sends no named statements, as one before 1.21 wants it.
+	pooled, unnamed bool
 }
 
 func newWorld(t *testing.T) (*world, *pgstore.Store) {
 	t.Helper()
-	w := &world{db: testenv.Postgres(t)}
-	return w, w.migrated(t)
+	return world{}.fresh(t)
 }
 
 func (w *world) migrated(t *testing.T) *pgstore.Store {
@@ -42,8 +43,8 @@ func (w *world) migrated(t *testing.T) *pgstore.Store {
 func (w *world) open(t *testing.T) *pgstore.Store {
 	t.Helper()
 	dsn := w.db.DSN
-	if w.execMode {
-		dsn += "&default_query_exec_mode=exec"
+	if w.unnamed {
+		dsn += "&default_query_exec_mode=cache_describe"
 	}
 	if w.plain {
 		pool, err := sqlx.Open("pgx", dsn)
@@ -55,7 +56,11 @@ func (w *world) open(t *testing.T) *pgstore.Store {
 		})
 		return s
 	}
-	s, err := pgstore.Open(t.Context(), pgstore.Config{DSN: dsn, Schema: w.db.Schema}, store.Options{})
+	c := pgstore.Config{DSN: dsn, Schema: w.db.Schema}
+	if w.pooled {
+		c.Schema = "" // the role's search_path has it
+	}
+	s, err := pgstore.Open(t.Context(), c, store.Options{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	return s
@@ -64,18 +69,26 @@ func (w *world) open(t *testing.T) *pgstore.Store {
 // ways runs a suite in each way of reaching the database; the less usual ones not with -short.
 func ways(t *testing.T, suite func(t *testing.T, newWorld func(t *testing.T) (*world, *pgstore.Store))) {
 	t.Parallel()
-	for name, way := range map[string]world{"Pipelined": {}, "PoolOfTheCaller": {plain: true}, "NoNamedStatements": {execMode: true}} {
+	for name, way := range map[string]world{"Pipelined": {}, "PoolOfTheCaller": {plain: true}, "PgBouncer": {pooled: true}} {
 		t.Run(name, func(t *testing.T) {
-			if testing.Short() && (way.plain || way.execMode) {
+			if testing.Short() && way != (world{}) {
 				t.Skip("only one way with -short")
 			}
 			t.Parallel()
-			suite(t, func(t *testing.T) (*world, *pgstore.Store) {
-				w := &world{db: testenv.Postgres(t), plain: way.plain, execMode: way.execMode}
-				return w, w.migrated(t)
-			})
+			suite(t, way.fresh)
 		})
 	}
+}
+
+// fresh makes a schema that is reached in the same way.
+func (w world) fresh(t *testing.T) (*world, *pgstore.Store) {
+	t.Helper()
+	if w.pooled {
+		w.db = testenv.PgBouncer(t)
+	} else {
+		w.db = testenv.Postgres(t)
+	}
+	return &w, w.migrated(t)
 }
 
 func TestKeystore(t *testing.T) {

@@ -108,6 +108,35 @@ func TestF054ManyReplicasMigrateAtOnce(t *testing.T) {
 	}
 }
 
+// TestPgBouncerReplicasMigrateAtOnce: the lock of who migrates holds, and is given back, where server connections are handed around.
+func TestPgBouncerReplicasMigrateAtOnce(t *testing.T) {
+	t.Parallel()
+	for range 4 {
+		db := testenv.PgBouncer(t)
+		replicas := make([]*pgstore.Store, 6)
+		for i := range replicas {
+			s, err := pgstore.Open(t.Context(), pgstore.Config{DSN: db.DSN, MaxOpen: 2}, store.Options{})
+			require.NoError(t, err)
+			replicas[i] = s
+		}
+		var wg sync.WaitGroup
+		errs := make([]error, len(replicas))
+		for i, s := range replicas {
+			wg.Go(func() { errs[i] = s.Migrate(t.Context(), []store.MigrationSet{slowSet()}) })
+		}
+		wg.Wait()
+		for _, err := range errs {
+			require.NoError(t, err)
+		}
+		var rows int
+		require.NoError(t, replicas[0].DB().Get(&rows, `SELECT count(*) FROM slow`))
+		require.Equal(t, 1, rows, "the plugin's migration ran once")
+		for _, s := range replicas {
+			require.NoError(t, s.Close())
+		}
+	}
+}
+
 func TestMigrationsOfPlugins(t *testing.T) {
 	t.Parallel()
 	db := testenv.Postgres(t)

@@ -21,19 +21,15 @@ package pgstore
 import (
 	"context"
 	"database/sql"
-	"embed"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
-	"math/rand/v2"
 	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/jmoiron/sqlx"
-	"github.com/pressly/goose/v3"
 
 	"github.com/oncemill/oncemill/adapters/internal/pgwire"
 	"github.com/oncemill/oncemill/adapters/internal/sqlcore"
@@ -42,9 +38,6 @@ import (
 	"github.com/oncemill/oncemill/middleware/outbox"
 	"github.com/oncemill/oncemill/middleware/parking"
 )
-
-//go:embed migrations/*.sql
-var migrations embed.FS
 
 // Factory makes the database named "postgres".
 func Factory() store.Factory {
@@ -64,6 +57,13 @@ func Factory() store.Factory {
 				return err
 			}
 			return c.Validate()
+		},
+		Script: func(decode func(any) error, sets []store.MigrationSet) (string, error) {
+			var c Config
+			if err := decode(&c); err != nil {
+				return "", err
+			}
+			return c.wholeScript(context.Background(), sets)
 		},
 	}
 }
@@ -243,102 +243,4 @@ func (s *Store) Close() error {
 		return nil
 	}
 	return s.db.Close()
-}
-
-// migrationLock is the advisory lock that one migrating replica holds: "oncemill" in ASCII.
-const migrationLock = int64(0x6f6e63656d696c6c)
-
-// Migrate implements store.Store. The lock is held by a transaction on a connection of its own: it is given back when that
-// connection ends, however it ends, and a PgBouncer in transaction mode keeps the transaction on one server connection.
-func (s *Store) Migrate(ctx context.Context, sets []store.MigrationSet) error {
-	all, err := migrationSets(sets)
-	if err != nil {
-		return err
-	}
-	lock, err := s.connect(ctx)
-	if err != nil {
-		return fmt.Errorf("migrate: connect: %w", err)
-	}
-	defer func() { _ = lock.Close(context.WithoutCancel(ctx)) }()
-	if err := s.lockMigrations(ctx, lock); err != nil {
-		return fmt.Errorf("migrate: wait for other replicas: %w", err)
-	}
-	if err := s.makeSchema(ctx); err != nil {
-		return fmt.Errorf("migrate: schema %s: %w", s.cfg.Schema, err)
-	}
-	return sqlcore.MigrateUp(ctx, s.db.DB, goose.DialectPostgres, all, s.logger)
-}
-
-// makeSchema makes the schema where it is missing. It looks first: for IF NOT EXISTS, too, PostgreSQL wants the right to make schemas.
-func (s *Store) makeSchema(ctx context.Context) error {
-	if s.cfg.Schema == defaultSchema {
-		return nil
-	}
-	var found bool
-	if err := s.db.GetContext(ctx, &found, `SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)`, s.cfg.Schema); err != nil || found {
-		return err
-	}
-	_, err := s.db.ExecContext(ctx, `CREATE SCHEMA IF NOT EXISTS `+pgx.Identifier{s.cfg.Schema}.Sanitize())
-	return err
-}
-
-// lockMigrations waits for the lock outside of any transaction: behind a pooler, waiting transactions would take the server
-// connections that the one who migrates needs.
-func (s *Store) lockMigrations(ctx context.Context, lock *pgx.Conn) error {
-	for {
-		locked, err := tryLock(ctx, lock)
-		if err != nil || locked {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-time.After(migrationPoll/2 + rand.N(migrationPoll)):
-		}
-	}
-}
-
-const migrationPoll = 100 * time.Millisecond
-
-// tryLock leaves a transaction open that has the lock, or none.
-func tryLock(ctx context.Context, lock *pgx.Conn) (locked bool, err error) {
-	for _, word := range []string{`BEGIN`, `SET LOCAL idle_in_transaction_session_timeout = 0`} {
-		if _, err := lock.Exec(ctx, word); err != nil {
-			return false, err
-		}
-	}
-	if err := lock.QueryRow(ctx, `SELECT pg_try_advisory_xact_lock($1)`, migrationLock).Scan(&locked); err != nil || locked {
-		return locked, err
-	}
-	_, err = lock.Exec(ctx, `ROLLBACK`)
-	return false, err
-}
-
-// Pending implements store.Store.
-func (s *Store) Pending(ctx context.Context, sets []store.MigrationSet) ([]string, error) {
-	all, err := migrationSets(sets)
-	if err != nil {
-		return nil, err
-	}
-	return sqlcore.PendingMigrations(ctx, s.db.DB, goose.DialectPostgres, all, func(table string) (bool, error) {
-		var found bool
-		err := s.db.GetContext(ctx, &found, `SELECT to_regclass($1) IS NOT NULL`, table)
-		return found, err
-	})
-}
-
-func migrationSets(sets []store.MigrationSet) ([]sqlcore.MigrationSet, error) {
-	own, err := fs.Sub(migrations, "migrations")
-	if err != nil {
-		return nil, err
-	}
-	all := []sqlcore.MigrationSet{{Name: "store", Files: own}}
-	for _, set := range sets {
-		files, ok := sqlcore.Folder(set.Files, "postgres")
-		if !ok {
-			return nil, fmt.Errorf("migrations of %s: no folder %q: %w", set.Name, "postgres", store.ErrDialect)
-		}
-		all = append(all, sqlcore.MigrationSet{Name: set.Name, Files: files})
-	}
-	return all, nil
 }

@@ -68,6 +68,13 @@ func Factory() store.Factory {
 			var c Config
 			return decode(&c)
 		},
+		Script: func(_ func(any) error, sets []store.MigrationSet) (string, error) {
+			all, err := migrationSets(sets)
+			if err != nil {
+				return "", err
+			}
+			return sqlcore.WholeScript(context.Background(), goose.DialectSQLite3, all)
+		},
 	}
 }
 
@@ -256,11 +263,24 @@ func (s *Store) Pending(ctx context.Context, sets []store.MigrationSet) ([]strin
 	if err != nil {
 		return nil, err
 	}
-	return sqlcore.PendingMigrations(ctx, s.db.DB, goose.DialectSQLite3, all, func(table string) (bool, error) {
+	return sqlcore.PendingMigrations(ctx, s.db.DB, goose.DialectSQLite3, all, s.tableExists(ctx))
+}
+
+// PendingScript implements store.Store.
+func (s *Store) PendingScript(ctx context.Context, sets []store.MigrationSet) (string, error) {
+	all, err := migrationSets(sets)
+	if err != nil {
+		return "", err
+	}
+	return sqlcore.PendingScript(ctx, s.db.DB, goose.DialectSQLite3, all, s.tableExists(ctx))
+}
+
+func (s *Store) tableExists(ctx context.Context) func(table string) (bool, error) {
+	return func(table string) (bool, error) {
 		var n int
 		err := s.db.GetContext(ctx, &n, `SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?`, table)
 		return n > 0, err
-	})
+	}
 }
 
 func migrationSets(sets []store.MigrationSet) ([]sqlcore.MigrationSet, error) {
