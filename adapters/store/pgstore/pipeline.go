@@ -144,10 +144,11 @@ func (p *pipeline) Begin(ctx context.Context, opts keystore.TxOptions) (sqlcore.
 		return nil
 	})
 	if err != nil || s.inner == nil {
-		return nil, errors.Join(err, s.Rollback(), context.Cause(ctx))
+		s.end()
+		return nil, errors.Join(err, context.Cause(ctx))
 	}
 	// The transaction ends with its context; so does the loan of its connection.
-	s.forget = context.AfterFunc(ctx, func() { _ = s.Rollback() })
+	s.forget = context.AfterFunc(ctx, s.end)
 	return s, nil
 }
 
@@ -156,7 +157,7 @@ type session struct {
 	conn   *sqlx.Conn
 	tx     *sqlx.Tx
 	inner  *joinedTx
-	forget func() bool
+	forget func() bool // for the transaction's owner: the end of its context may come while it is being set
 	ended  sync.Once
 }
 
@@ -193,6 +194,7 @@ func (s *session) Commit(ctx context.Context, stmts ...*sqlcore.Stmt) error {
 		}
 		return err
 	})
+	s.forget()
 	s.end()
 	if err == nil || errors.Is(err, sql.ErrTxDone) || errors.Is(err, sql.ErrConnDone) || undone(err) {
 		return err
@@ -202,6 +204,7 @@ func (s *session) Commit(ctx context.Context, stmts ...*sqlcore.Stmt) error {
 
 // Rollback implements sqlcore.Session.
 func (s *session) Rollback() error {
+	s.forget()
 	s.end()
 	return nil
 }
@@ -209,9 +212,6 @@ func (s *session) Rollback() error {
 // end rolls back what is still open, and returns the connection to the pool. A rollback that fails costs the connection, and the server rolls back.
 func (s *session) end() {
 	s.ended.Do(func() {
-		if s.forget != nil {
-			s.forget()
-		}
 		_ = s.tx.Rollback()
 		_ = s.conn.Close()
 	})
