@@ -21,6 +21,9 @@ type order struct {
 	ID string `json:"id"`
 }
 
+// placed is a message for shop.
+var placed = handlertest.Message{To: "orders.placed", Key: "k", Payload: order{"1"}}
+
 // shop is a plugin of one transactional handler.
 func shop(handle func(ctx context.Context, tx handlers.Tx, o order) (any, error)) handlers.Plugin {
 	return plugin(func(b *handlers.Bindings) { b.On("orders.placed", handlers.JSON(handle)) })
