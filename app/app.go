@@ -12,6 +12,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"time"
@@ -191,28 +192,53 @@ func (a *App) Close() error {
 	return errors.Join(errs...)
 }
 
-// migrations lists the tables of the enabled plugins.
-func (a *App) migrations() []store.MigrationSet {
+// migrations lists the tables of the enabled plugins. One that has none for the open database is an error.
+func (a *App) migrations() ([]store.MigrationSet, error) {
 	var sets []store.MigrationSet
+	var errs []error
 	seen := map[string]bool{}
 	for _, b := range a.bindings {
-		if b.plugin.Migrations != nil && !seen[b.plugin.Name] {
-			seen[b.plugin.Name] = true
-			sets = append(sets, store.MigrationSet{Name: tableName(b.plugin.Name), Files: b.plugin.Migrations})
+		if b.plugin.Migrations == nil || seen[b.plugin.Name] {
+			continue
 		}
+		seen[b.plugin.Name] = true
+		dialect := a.store.Dialect()
+		if _, err := fs.Stat(b.plugin.Migrations, dialect); errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, withCode(ExitUsage, fmt.Errorf("plugin %s has no tables for database %s: add the folder %q to its migrations, choose another database, or set plugins.%s.enabled to false",
+				b.plugin.Name, a.cfg.Database, dialect, b.plugin.Name)))
+		}
+		sets = append(sets, store.MigrationSet{Name: tableName(b.plugin.Name), Files: b.plugin.Migrations})
 	}
-	return sets
+	return sets, errors.Join(errs...)
+}
+
+// migrateUp applies the migrations that are missing.
+func (a *App) migrateUp(ctx context.Context) error {
+	sets, err := a.migrations()
+	if err != nil {
+		return err
+	}
+	if err := a.store.Migrate(ctx, sets); err != nil {
+		return fmt.Errorf("migrate the database: %w", err)
+	}
+	return nil
+}
+
+// pending lists the migrations that are missing.
+func (a *App) pending(ctx context.Context) ([]string, error) {
+	sets, err := a.migrations()
+	if err != nil {
+		return nil, err
+	}
+	return a.store.Pending(ctx, sets)
 }
 
 // migrate brings the tables up to date, or with "verify" only checks that they are.
 func (a *App) migrate(ctx context.Context) error {
 	if a.cfg.Migrate == "auto" {
-		if err := a.store.Migrate(ctx, a.migrations()); err != nil {
-			return fmt.Errorf("migrate the database: %w", err)
-		}
-		return nil
+		return a.migrateUp(ctx)
 	}
-	pending, err := a.store.Pending(ctx, a.migrations())
+	pending, err := a.pending(ctx)
 	if err != nil {
 		return fmt.Errorf("read the state of the database's tables: %w", err)
 	}

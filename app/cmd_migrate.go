@@ -15,7 +15,7 @@ func (c *cli) migrateCommand() *cobra.Command {
 			Example: "  oncemill migrate up --database postgres --set databases.postgres.dsn_file=/run/secrets/dsn",
 			RunE: func(cmd *cobra.Command, _ []string) error {
 				return c.withApp(cmd.Context(), (*App).openStore, func(ctx context.Context, a *App) error {
-					if err := a.store.Migrate(ctx, a.migrations()); err != nil {
+					if err := a.migrateUp(ctx); err != nil {
 						return err
 					}
 					_, err := fmt.Fprintln(c.out, "the tables are up to date")
@@ -34,7 +34,7 @@ func (c *cli) migrateStatus() *cobra.Command {
 		Example: "  oncemill migrate status --json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.withApp(cmd.Context(), (*App).openStore, func(ctx context.Context, a *App) error {
-				pending, err := a.store.Pending(ctx, a.migrations())
+				pending, err := a.pending(ctx)
 				if err != nil {
 					return err
 				}
