@@ -12,6 +12,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"time"
@@ -192,8 +193,8 @@ func (a *App) Close() error {
 	return errors.Join(errs...)
 }
 
-// migrations lists the tables of the enabled plugins.
-func (a *App) migrations() []store.MigrationSet {
+// tables lists the migrations of the enabled plugins.
+func (a *App) tables() []store.MigrationSet {
 	var sets []store.MigrationSet
 	seen := map[string]bool{}
 	for _, b := range a.bindings {
@@ -203,6 +204,46 @@ func (a *App) migrations() []store.MigrationSet {
 		}
 	}
 	return sets
+}
+
+// migrations is tables for the open database. A plugin that has none for it is an error.
+func (a *App) migrations() ([]store.MigrationSet, error) {
+	var errs []error
+	said := map[string]bool{}
+	dialect := a.store.Dialect()
+	for _, b := range a.bindings {
+		name := b.plugin.Name
+		if b.plugin.Migrations == nil || said[name] {
+			continue
+		}
+		if _, err := fs.Stat(b.plugin.Migrations, dialect); errors.Is(err, fs.ErrNotExist) {
+			said[name] = true
+			errs = append(errs, withCode(ExitUsage, fmt.Errorf("plugin %s has no tables for database %s: add the folder %q to its migrations, choose another database, or set plugins.%s.enabled to false",
+				name, a.cfg.Database, dialect, name)))
+		}
+	}
+	return a.tables(), errors.Join(errs...)
+}
+
+// migrateUp applies the migrations that are missing.
+func (a *App) migrateUp(ctx context.Context) error {
+	sets, err := a.migrations()
+	if err != nil {
+		return err
+	}
+	if err := a.store.Migrate(ctx, sets); err != nil {
+		return fmt.Errorf("migrate the database: %w", err)
+	}
+	return nil
+}
+
+// pending lists the migrations that are missing.
+func (a *App) pending(ctx context.Context) ([]string, error) {
+	sets, err := a.migrations()
+	if err != nil {
+		return nil, err
+	}
+	return a.store.Pending(ctx, sets)
 }
 
 // wholeScript is the SQL that an empty database needs.
@@ -217,18 +258,15 @@ func (a *App) wholeScript() (string, error) {
 	if factory.Script == nil {
 		return "", fmt.Errorf("database %s cannot print its tables without a connection: leave --all out", a.cfg.Database)
 	}
-	return factory.Script(a.cfg.Databases[a.cfg.Database].Decode, a.migrations())
+	return factory.Script(a.cfg.Databases[a.cfg.Database].Decode, a.tables())
 }
 
 // migrate brings the tables up to date, or with "verify" only checks that they are.
 func (a *App) migrate(ctx context.Context) error {
 	if a.cfg.Migrate == "auto" {
-		if err := a.store.Migrate(ctx, a.migrations()); err != nil {
-			return fmt.Errorf("migrate the database: %w", err)
-		}
-		return nil
+		return a.migrateUp(ctx)
 	}
-	pending, err := a.store.Pending(ctx, a.migrations())
+	pending, err := a.pending(ctx)
 	if err != nil {
 		return fmt.Errorf("read the state of the database's tables: %w", err)
 	}

@@ -60,6 +60,7 @@ type declared struct {
 func declare(set Set, cfg *config.Config) ([]declared, error) {
 	var all []declared
 	var names []string
+	of := map[string]string{} // plugins by their bindings' names
 	var errs []error
 	for _, p := range set.Plugins {
 		bindings := handlers.NewBindings(p.Name)
@@ -71,9 +72,13 @@ func declare(set Set, cfg *config.Config) ([]declared, error) {
 			errs = append(errs, cfg.Problem("plugins."+p.Name+".enabled", "plugins %s and %s do the same work in two places, so each message would have its effect in both; set plugins.%s.enabled to false", p.Name, p.Replaces, p.Replaces))
 		}
 		for _, b := range bindings.List() {
-			if slices.Contains(names, b.Name) {
-				errs = append(errs, fmt.Errorf("plugin %s: there is a binding %q already: give one of them another name", p.Name, b.Name))
+			switch other, taken := of[b.Name]; {
+			case taken && other == p.Name:
+				errs = append(errs, fmt.Errorf("plugin %s has two bindings %q: name one of them by handlers.Named", p.Name, b.Name))
+			case taken:
+				errs = append(errs, fmt.Errorf("plugins %s and %s both have a binding %q: name one of them by handlers.Named", other, p.Name, b.Name))
 			}
+			of[b.Name] = p.Name
 			all, names = append(all, declared{p, b}), append(names, b.Name)
 		}
 	}

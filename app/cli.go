@@ -269,7 +269,7 @@ func (c *cli) withStore(ctx context.Context, f func(context.Context, *App) error
 		if err == nil || errors.As(err, &coded) || ctx.Err() != nil {
 			return err
 		}
-		if pending, unread := a.store.Pending(ctx, a.migrations()); unread == nil && len(pending) > 0 {
+		if pending, unread := a.pending(ctx); unread == nil && len(pending) > 0 {
 			return fmt.Errorf("%w\nthe database lacks %d migrations: run \"%s migrate up\" first", err, len(pending), c.set.Service)
 		}
 		return err

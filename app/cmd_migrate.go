@@ -17,7 +17,7 @@ func (c *cli) migrateCommand() *cobra.Command {
 			Example: "  oncemill migrate up --database postgres --set databases.postgres.dsn_file=/run/secrets/dsn",
 			RunE: func(cmd *cobra.Command, _ []string) error {
 				return c.withApp(cmd.Context(), (*App).openStore, func(ctx context.Context, a *App) error {
-					if err := a.store.Migrate(ctx, a.migrations()); err != nil {
+					if err := a.migrateUp(ctx); err != nil {
 						return err
 					}
 					_, err := fmt.Fprintln(c.out, "the tables are up to date")
@@ -37,7 +37,7 @@ func (c *cli) migrateStatus() *cobra.Command {
 		Example: "  oncemill migrate status --json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.withApp(cmd.Context(), (*App).openStore, func(ctx context.Context, a *App) error {
-				pending, err := a.store.Pending(ctx, a.migrations())
+				pending, err := a.pending(ctx)
 				if err != nil {
 					return err
 				}
@@ -76,7 +76,11 @@ client stop at the first error. What was not applied is printed again the next t
 				return c.printScript(script, errors.Join(err, a.Close()))
 			}
 			return c.withApp(cmd.Context(), (*App).openStore, func(ctx context.Context, a *App) error {
-				script, err := a.store.PendingScript(ctx, a.migrations())
+				sets, err := a.migrations()
+				if err != nil {
+					return err
+				}
+				script, err := a.store.PendingScript(ctx, sets)
 				return c.printScript(script, err)
 			})
 		},

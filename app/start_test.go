@@ -42,7 +42,7 @@ func TestF054ReplicasStartTogetherOnAnEmptyDatabase(t *testing.T) {
 					together.Go(func() error { return errors.Join(apps[i].Open(ctx), apps[i].prepare(ctx)) })
 				}
 				require.NoError(t, together.Wait())
-				pending, err := apps[0].store.Pending(ctx, apps[0].migrations())
+				pending, err := apps[0].pending(ctx)
 				require.NoError(t, err)
 				require.Empty(t, pending)
 				for _, a := range apps {

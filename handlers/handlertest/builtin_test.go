@@ -18,6 +18,16 @@ import (
 	"github.com/oncemill/oncemill/handlers/payments"
 )
 
+// Schedules of several faults: two messages, one of them refused.
+func TestExplore(t *testing.T) {
+	k := handlertest.New(t, shop(take), nil)
+	k.Explore(func(k *handlertest.Kit) {
+		k.WantRow(`SELECT count(*), n FROM seen, totals`, 1, 1)
+		k.WantDead("order-without-id")
+		k.WantQuiet()
+	}, placed, handlertest.Message{To: "orders.placed", Key: "empty", Payload: order{}})
+}
+
 // The built-in plugins hold whatever breaks.
 
 func TestBuiltinPayments(t *testing.T) { provePayments(handlertest.New(t, payments.Plugin(), nil)) }

@@ -12,16 +12,6 @@ func TestProve(t *testing.T) {
 	handlertest.New(t, shop(take), nil).Prove(once, placed)
 }
 
-// Schedules of several faults: two messages, one of them refused.
-func TestExplore(t *testing.T) {
-	k := handlertest.New(t, shop(take), nil)
-	k.Explore(func(k *handlertest.Kit) {
-		k.WantRow(`SELECT count(*), n FROM seen, totals`, 1, 1)
-		k.WantDead("order-without-id")
-		k.WantQuiet()
-	}, placed, handlertest.Message{To: "orders.placed", Key: "empty", Payload: order{}})
-}
-
 // Payments on a server, where rivals really run at the same time and connections really break.
 func TestPaymentsOnPostgres(t *testing.T) {
 	provePayments(handlertest.New(t, payments.Plugin(), nil, handlertest.OnPostgres(testenv.PostgresServer(t))))

@@ -53,6 +53,7 @@ var rules = []rule{
 	{"adapters/internal/...", []string{"adapters/broker", "adapters/store", "adapters/internal/...", "middleware/envelope", "middleware/outbox", "middleware/parking", "middleware/keystore"}, "adapters know contracts only"},
 	{"internal/testenv/...", []string{"internal/testenv/..."}, "test servers know nothing of the product"},
 	{"app/...", []string{"..."}, "app composes and may know everybody"},
+	{"examples/...", []string{"adapters/broker/...", "adapters/store/...", "handlers", "middleware/..."}, "an example has what a program of one's own can import, without app"},
 	{"internal/awsconf", nil, "how Amazon's services are reached knows no contract"},
 	{"internal/...", []string{"..."}, "tests of the whole may know everybody"},
 }

@@ -19,6 +19,7 @@ import (
 // event is one message to send.
 type event struct {
 	topic, key, ordering, body string
+	command                    string // the header "name" of Watermill's CQRS component
 }
 
 func (e event) message() *message.Message {
@@ -28,6 +29,9 @@ func (e event) message() *message.Message {
 	}
 	if e.ordering != "" {
 		msg.Metadata.Set(envelope.OrderingKeyHeader, e.ordering)
+	}
+	if e.command != "" {
+		msg.Metadata.Set("name", e.command)
 	}
 	return msg
 }

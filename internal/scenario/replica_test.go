@@ -27,6 +27,7 @@ type replica struct {
 	system  *system
 	name    string
 	program string
+	args    []string
 	env     []string
 	admin   string
 	log     string
@@ -37,7 +38,10 @@ type replica struct {
 // replica makes a process of the built program; instrumented ones run the plugins of this package too.
 func (s *system) replica(name string, withTally bool) *replica {
 	s.t.Helper()
-	r := &replica{t: s.t, system: s, name: name, program: binary, admin: freeAddress(s.t), log: filepath.Join(s.dir, name+".log")}
+	r := &replica{
+		t: s.t, system: s, name: name, program: binary, args: []string{"run", "--config", s.file},
+		admin: freeAddress(s.t), log: filepath.Join(s.dir, name+".log"),
+	}
 	r.env = append(bareEnvironment(), "ONCEMILL_ADMIN__LISTEN="+r.admin)
 	if withTally {
 		self, err := os.Executable()
@@ -73,7 +77,7 @@ func (r *replica) start() {
 	log, err := os.OpenFile(r.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	require.NoError(r.t, err)
 	defer log.Close()
-	cmd := exec.Command(r.program, "run", "--config", r.system.file)
+	cmd := exec.Command(r.program, r.args...)
 	cmd.Env, cmd.Stdout, cmd.Stderr = r.env, log, log
 	cmd.Dir = r.system.dir
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -86,14 +90,22 @@ func (r *replica) start() {
 func (r *replica) ready() {
 	r.t.Helper()
 	testenv.Eventually(r.t, 60*time.Second, func() error {
-		select {
-		case err := <-r.ended:
-			r.ended <- err
-			r.t.Fatalf("replica %s ended: %v", r.name, err)
-		default:
+		if err := r.running(); err != nil {
+			r.t.Fatal(err)
 		}
 		return r.readyNow()
 	})
+}
+
+// running returns an error where the process has ended by itself.
+func (r *replica) running() error {
+	select {
+	case err := <-r.ended:
+		r.ended <- err
+		return fmt.Errorf("replica %s ended: %v", r.name, err)
+	default:
+		return nil
+	}
 }
 
 func (r *replica) readyNow() error {

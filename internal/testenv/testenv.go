@@ -45,6 +45,12 @@ func NATS(t testing.TB) string {
 	return lookup(t, "nats")[0]
 }
 
+// Python returns the path of an interpreter that has pika, confluent-kafka and boto3, or skips the test. It comes with moto.
+func Python(t testing.TB) string {
+	t.Helper()
+	return lookup(t, "moto")[1]
+}
+
 // Eventually calls check until it returns nil, and fails the test with its last
 // error when the time is over. It does not interrupt a check that blocks.
 func Eventually(t testing.TB, within time.Duration, check func() error) {
