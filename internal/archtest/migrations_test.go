@@ -59,6 +59,9 @@ func TestMigrationsServeTheVersionBefore(t *testing.T) {
 		if !strings.Contains(file, "/migrations/") || !migrationOf.MatchString(entry.Name()) {
 			return nil
 		}
+		if strings.HasPrefix(file, "examples/") {
+			return nil // an example is for one database
+		}
 		folders[path.Dir(file)] = append(folders[path.Dir(file)], entry.Name())
 		if strings.HasPrefix(entry.Name(), "00001_") {
 			return nil
