@@ -2,10 +2,12 @@ package handlertest
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/oncemill/oncemill/middleware/outbox"
 	"github.com/oncemill/oncemill/middleware/parking"
 )
 
@@ -43,12 +45,8 @@ func line(columns []any) string {
 // Published returns the messages that the handlers published to a topic, in order. Those of attempts that rolled back are not there.
 func (k *Kit) Published(topic string) []*message.Message {
 	k.t.Helper()
-	records, err := k.db.Outbox().List(k.t.Context(), false, 100_000)
-	if err != nil {
-		k.t.Fatalf("handlertest: reading the outbox: %v", err)
-	}
 	var msgs []*message.Message
-	for _, r := range records {
+	for _, r := range k.records() {
 		if r.Topic == topic {
 			msg := message.NewMessage(r.UUID, r.Payload)
 			for name, value := range r.Metadata {
@@ -58,6 +56,25 @@ func (k *Kit) Published(topic string) []*message.Message {
 		}
 	}
 	return msgs
+}
+
+// records are what stands in the outbox, and where external handlers commit outgoing messages themselves.
+func (k *Kit) records() (all []outbox.Record) {
+	k.t.Helper()
+	sources := []outbox.Source{k.db.Outbox()}
+	for _, b := range k.bindings {
+		if b.External != nil && b.External.Outbox != nil && !slices.Contains(sources, b.External.Outbox) {
+			sources = append(sources, b.External.Outbox)
+		}
+	}
+	for _, source := range sources {
+		records, err := source.List(k.t.Context(), false, 100_000)
+		if err != nil {
+			k.t.Fatalf("handlertest: reading the outbox: %v", err)
+		}
+		all = append(all, records...)
+	}
+	return all
 }
 
 // WantPublished checks how many messages the handlers published to a topic.

@@ -82,7 +82,7 @@ func failuresAtTheHead(t *testing.T, h Harness) {
 		}
 		return nil
 	})
-	cfg := config(t, h.Source, &publisher{broker: b}, "a")
+	cfg := h.config(t, h.Source, &publisher{broker: b}, "a")
 	seen := observe(&cfg)
 	start(t, cfg)
 	for _, r := range h.aside(t, len(bad)) {
@@ -105,7 +105,7 @@ func failuresContract(t *testing.T, h Harness) {
 	noUUID.UUID = ""
 	h.commit(t, append([]outbox.Record{large, reserved, topic, noUUID}, plain("t", "good", 30)...)...)
 	b := &broker{}
-	cfg := config(t, h.Source, &publisher{broker: b}, "a")
+	cfg := h.config(t, h.Source, &publisher{broker: b}, "a")
 	cfg.MaxPayload = 256 << 10
 	start(t, cfg)
 	rules := map[string]string{
@@ -128,7 +128,7 @@ func failuresUnroutable(t *testing.T, h Harness) {
 		}
 		return nil
 	})
-	cfg := config(t, h.Source, &publisher{broker: b}, "a")
+	cfg := h.config(t, h.Source, &publisher{broker: b}, "a")
 	cfg.MaxAttempts = 2
 	seen := observe(&cfg)
 	start(t, cfg)
@@ -153,7 +153,7 @@ func outage(t *testing.T, h Harness, upBefore bool, fail error) *tally {
 	b := &broker{}
 	var mu sync.Mutex
 	batches, up := 0, upBefore
-	cfg := config(t, h.Source, &publisher{broker: b, before: func(context.Context, string, []*message.Message) error {
+	cfg := h.config(t, h.Source, &publisher{broker: b, before: func(context.Context, string, []*message.Message) error {
 		mu.Lock()
 		defer mu.Unlock()
 		if batches++; !up {
@@ -222,7 +222,7 @@ func failuresOneTopic(t *testing.T, h Harness) {
 		}
 		return nil
 	})
-	start(t, config(t, h.Source, &publisher{broker: b}, "a"))
+	start(t, h.config(t, h.Source, &publisher{broker: b}, "a"))
 	eventually(t, func() error {
 		if n := len(b.taken()); n < 50 {
 			return fmt.Errorf("%d published", n)
@@ -243,7 +243,7 @@ func failuresRefused(t *testing.T, h Harness) {
 		}
 		return nil
 	})
-	cfg := config(t, h.Source, &publisher{broker: b}, "a")
+	cfg := h.config(t, h.Source, &publisher{broker: b}, "a")
 	cfg.MaxAttempts = 4
 	seen := observe(&cfg)
 	start(t, cfg)
@@ -288,7 +288,7 @@ func failuresOrder(t *testing.T, h Harness) {
 				left--
 				return errors.New("not yet")
 			})
-			cfg := config(t, h.Source, &publisher{broker: b, ordered: orderedBatch}, "a")
+			cfg := h.config(t, h.Source, &publisher{broker: b, ordered: orderedBatch}, "a")
 			cfg.OrderedBatch, cfg.BackoffMin = orderedBatch, 300*time.Millisecond
 			r := start(t, cfg)
 			empty(t, h.Source)
@@ -309,7 +309,7 @@ func failuresAsideOrder(t *testing.T, h Harness) {
 		}
 		return nil
 	})
-	start(t, config(t, h.Source, &publisher{broker: b}, "a"))
+	start(t, h.config(t, h.Source, &publisher{broker: b}, "a"))
 	h.aside(t, 1)
 	require.Equal(t, []string{"k-000", "k-001", "k-003", "k-004", "k-005"}, b.keys())
 }
@@ -325,7 +325,7 @@ func (m mute) PublishBatch(ctx context.Context, topic string, msgs []*message.Me
 func failuresMissingOutcomes(t *testing.T, h Harness) {
 	h.commit(t, plain("t", "p", 40)...)
 	b := &broker{}
-	cfg := config(t, h.Source, mute{&publisher{broker: b}}, "a")
+	cfg := h.config(t, h.Source, mute{&publisher{broker: b}}, "a")
 	cfg.MaxAttempts = 1000
 	start(t, cfg)
 	empty(t, h.Source)
