@@ -34,6 +34,7 @@ type App struct {
 	cfg      *config.Config
 	log      *slog.Logger
 	bindings []binding
+	apart    []placed // outboxes of handlers, besides the database's
 	only     []string // names of the bindings that this process runs; none: all
 	owner    string   // names this process to database and broker
 	gate     idempotency.Gate
@@ -54,7 +55,7 @@ func New(set Set, cfg *config.Config, log *slog.Logger) (*App, error) {
 	if err := set.validate(); err != nil {
 		return nil, err
 	}
-	bindings, err := bind(set, cfg)
+	bindings, apart, err := bind(set, cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -63,7 +64,7 @@ func New(set Set, cfg *config.Config, log *slog.Logger) (*App, error) {
 		host = "unknown-host"
 	}
 	a := &App{
-		set: set, cfg: cfg, log: log, bindings: bindings,
+		set: set, cfg: cfg, log: log, bindings: bindings, apart: apart,
 		owner:   fmt.Sprintf("%s-%d-%s", host, os.Getpid(), uuid.NewString()[:8]),
 		metrics: newMetrics(), far: map[string]store.Keys{},
 	}

@@ -16,17 +16,19 @@ func routed(*message.Message) error {
 	return errors.New("the router called a handler past the engine")
 }
 
-// bind opens the plugins and makes the bindings that the configuration enables. All problems are reported at once.
-func bind(set Set, cfg *config.Config) ([]binding, error) {
-	declared, err := declare(set, cfg)
+// bind opens the plugins and makes the bindings that the configuration enables, and the outboxes that their plugins have besides the database's. All
+// problems are reported at once.
+func bind(set Set, cfg *config.Config) ([]binding, []placed, error) {
+	known, err := declare(set, cfg)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
+	on := slices.DeleteFunc(known, func(d declared) bool { return !enabled(cfg, d.plugin) })
 	var all []binding
 	var errs []error
 	groups := map[string]string{}
-	for _, d := range declared {
-		if !enabled(cfg, d.plugin) || !cfg.Bindings[d.Name].On() {
+	for _, d := range on {
+		if !cfg.Bindings[d.Name].On() {
 			continue
 		}
 		b, err := bindOne(set, cfg, d.plugin, d.Binding)
@@ -44,7 +46,7 @@ func bind(set Set, cfg *config.Config) ([]binding, error) {
 	if len(errs) == 0 && len(all) == 0 {
 		errs = append(errs, errors.New("no binding is enabled: nothing would be consumed"))
 	}
-	return all, errors.Join(errs...)
+	return all, outboxesOf(on), errors.Join(errs...)
 }
 
 // enabled is the configuration's word on a plugin, else the plugin's own.

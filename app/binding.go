@@ -12,6 +12,7 @@ import (
 	"github.com/oncemill/oncemill/internal/pluginbind"
 	"github.com/oncemill/oncemill/middleware/envelope"
 	"github.com/oncemill/oncemill/middleware/idempotency"
+	"github.com/oncemill/oncemill/middleware/outbox"
 )
 
 // binding is one handler of the running configuration, with everything that engine, broker and start-up gate must know.
@@ -28,6 +29,8 @@ type binding struct {
 	apart bool
 	// fence is why an external call has its effect once however often it is made, where that is so.
 	fence string
+	// outbox, where set, is where an external handler commits outgoing messages itself.
+	outbox outbox.Source
 	// transform, where set, turns messages into messages. With the keys in the database engine.Handler runs it.
 	transform handlers.Transform
 
@@ -84,7 +87,10 @@ func bindOne(linked Set, cfg *config.Config, p handlers.Plugin, decl handlers.Bi
 		if policy == handlers.UnknownProbe && decl.External.Probe == nil {
 			refuse("unknown_outcome", errors.New("this handler cannot probe; use park or retry"))
 		}
-		b.fence = decl.External.Fence
+		b.fence, b.outbox = decl.External.Fence, decl.External.Outbox
+		if b.engine.Resend && b.outbox != nil {
+			refuse("on_duplicate", errors.New("resend needs the messages in the database; this handler commits them together with its effect: use skip"))
+		}
 		b.engine.External = pluginbind.External(*decl.External, policy)
 	} else {
 		if set.UnknownOutcome != "" {

@@ -11,7 +11,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/oncemill/oncemill/middleware/keystore"
-	"github.com/oncemill/oncemill/middleware/outbox"
 	"github.com/oncemill/oncemill/middleware/parking"
 )
 
@@ -113,7 +112,7 @@ type keyStory struct {
 	Record   keystore.Record
 	Attempts keystore.Attempt
 	Parked   []parking.Row
-	Outgoing []outbox.Record
+	Outgoing []outgoing
 }
 
 func (c *cli) keysShow() *cobra.Command {
@@ -143,7 +142,7 @@ func (c *cli) keysShow() *cobra.Command {
 	return cmd
 }
 
-// stories gathers what the database knows of a key.
+// stories gathers what is known of a key.
 func (a *App) stories(ctx context.Context, key string) ([]keyStory, error) {
 	records, err := a.store.Keys().Lookup(ctx, key)
 	if err != nil {
@@ -159,10 +158,6 @@ func (a *App) stories(ctx context.Context, key string) ([]keyStory, error) {
 			records = append(records, keystore.Record{ID: keystore.ID{Scope: row.Scope, Key: key}})
 		}
 	}
-	outgoing, err := a.store.Outbox().List(ctx, false, 10_000)
-	if err != nil {
-		return nil, err
-	}
 	var stories []keyStory
 	for _, r := range records {
 		s := keyStory{Record: r}
@@ -174,10 +169,8 @@ func (a *App) stories(ctx context.Context, key string) ([]keyStory, error) {
 				s.Parked = append(s.Parked, row)
 			}
 		}
-		for _, o := range outgoing {
-			if o.Scope == r.Scope && o.ParentKey == key {
-				s.Outgoing = append(s.Outgoing, o)
-			}
+		if s.Outgoing, err = a.outgoingOf(ctx, r.Scope, key); err != nil {
+			return nil, err
 		}
 		stories = append(stories, s)
 	}
@@ -213,7 +206,7 @@ func (c *cli) printStory(s keyStory) {
 		line(string(row.State), fmt.Sprintf("id %d, reason %s, attempts %d, due %s", row.ID, row.Reason, row.Attempts, clock(row.DueAt)))
 	}
 	for _, o := range s.Outgoing {
-		line("outgoing", fmt.Sprintf("id %d to %s, key %s, not published yet", o.ID, o.Topic, o.Key))
+		line("outgoing", fmt.Sprintf("id %d of outbox %s to %s, key %s, not published yet", o.ID, o.where, o.Topic, o.Key))
 	}
 }
 

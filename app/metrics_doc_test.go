@@ -37,7 +37,7 @@ func TestSeriesAreAsDescribed(t *testing.T) {
 	m := newMetrics()
 	m.engine(idempotency.Event{Kind: idempotency.EventAbandoned, Scope: "s", Reason: "r"})
 	m.engine(idempotency.Event{Kind: idempotency.EventCompleted, Scope: "s", Duration: time.Second})
-	m.relay().Status(outbox.Status{})
+	m.relay("database").Status(outbox.Status{})
 	m.parked.WithLabelValues("s", "dead").Set(1)
 	m.cleaned.WithLabelValues("s").Add(1)
 	families, err := m.registry.Gather()
@@ -87,7 +87,7 @@ id, an address or a text, so that the number of series is bounded. A series with
 		}
 		fmt.Fprintf(&page, "| `%s` | %s | %s | %s |\n", s.name, s.kind, labels, s.help)
 	}
-	page.WriteString("\n`scope` is that of a binding: service and binding, unless it is set by hand.\n")
+	page.WriteString("\n`scope` is that of a binding: service and binding, unless it is set by hand. `outbox` is `database`, or the binding whose handler keeps its messages elsewhere.\n")
 	table := func(title, file, kind string) {
 		fmt.Fprintf(&page, "\n## %s\n\n| value | what it says |\n|---|---|\n", title)
 		for _, v := range valuesOf(t, file, kind) {

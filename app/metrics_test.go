@@ -35,7 +35,7 @@ func TestF084SeriesDoNotGrow(t *testing.T) {
 	t.Parallel()
 	m := newMetrics()
 	scopes := []string{"shop/a", "shop/b", "shop/c", "shop/d", "shop/e"}
-	relay := m.relay()
+	relay := m.relay(inDatabase)
 	work := func(n int) {
 		for i := range n {
 			scope := scopes[i%len(scopes)]

@@ -44,7 +44,7 @@ func (a *App) Run(ctx context.Context, force <-chan struct{}) error {
 	if a.feeder, err = a.newFeeder(consumers); err != nil { // before anything runs that wakes it
 		return err
 	}
-	relay, err := a.newRelay()
+	relays, err := a.newRelays()
 	if err != nil {
 		return err
 	}
@@ -59,7 +59,7 @@ func (a *App) Run(ctx context.Context, force <-chan struct{}) error {
 		background.Go(func() error { return a.feeder.Run(taking) })
 	}
 	background.Go(func() error { return a.cleaner(consumers).run(taking) })
-	if relay != nil {
+	for _, relay := range relays {
 		background.Go(func() error { return relay.Run(serving) })
 	}
 	routed := make(chan error, 1)
@@ -234,15 +234,23 @@ func (a *App) wakeFeeder() {
 	}
 }
 
-// newRelay makes the relay, or nil where the configuration leaves it to other processes.
-func (a *App) newRelay() (*outbox.Relay, error) {
+// newRelays makes a relay for each outbox, or none where the configuration leaves that to other processes.
+func (a *App) newRelays() ([]*outbox.Relay, error) {
 	if !a.cfg.Relay.Enabled {
 		return nil, nil
 	}
-	return outbox.NewRelay(outbox.RelayConfig{
-		Source: a.store.Outbox(), Publisher: a.broker.Publisher(), Owner: a.owner, Logger: a.log,
-		OrderedBatch: a.broker.Capabilities().OrderedBatch,
-		Batch:        a.cfg.Relay.Batch, Poll: a.cfg.Relay.Poll.Std(), MaxAttempts: a.cfg.Relay.MaxAttempts,
-		MaxPayload: a.cfg.MaxPayload, Observer: a.metrics.relay(), StopTimeout: a.closing(),
-	})
+	var relays []*outbox.Relay
+	for _, p := range a.outboxes() {
+		relay, err := outbox.NewRelay(outbox.RelayConfig{
+			Source: p.source, Publisher: a.broker.Publisher(), Owner: a.owner, Logger: a.log.With("outbox", p.where),
+			OrderedBatch: a.broker.Capabilities().OrderedBatch,
+			Batch:        a.cfg.Relay.Batch, Poll: a.cfg.Relay.Poll.Std(), MaxAttempts: a.cfg.Relay.MaxAttempts,
+			MaxPayload: a.cfg.MaxPayload, Observer: a.metrics.relay(p.where), StopTimeout: a.closing(),
+		})
+		if err != nil {
+			return nil, err
+		}
+		relays = append(relays, relay)
+	}
+	return relays, nil
 }

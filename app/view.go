@@ -80,8 +80,9 @@ func viewKey(r keystore.Record) keyView {
 	}
 }
 
-// recordView is an outgoing message.
+// recordView is an outgoing message. Its ID is one of its outbox's.
 type recordView struct {
+	Outbox      string            `json:"outbox"`
 	ID          int64             `json:"id"`
 	Topic       string            `json:"topic"`
 	UUID        string            `json:"uuid"`
@@ -98,9 +99,9 @@ type recordView struct {
 	body
 }
 
-func viewRecord(r outbox.Record) recordView {
+func viewRecord(r outgoing) recordView {
 	return recordView{
-		ID: r.ID, Topic: r.Topic, UUID: r.UUID, Key: r.Key, OrderingKey: r.OrderingKey, Metadata: r.Metadata, Scope: r.Scope, ParentKey: r.ParentKey,
+		Outbox: r.where, ID: r.ID, Topic: r.Topic, UUID: r.UUID, Key: r.Key, OrderingKey: r.OrderingKey, Metadata: r.Metadata, Scope: r.Scope, ParentKey: r.ParentKey,
 		DeliverAt: r.DeliverAt, CreatedAt: r.CreatedAt, Attempts: r.Attempts, Aside: r.Aside, Reason: r.Reason, body: viewBody(r.Payload),
 	}
 }
@@ -123,12 +124,23 @@ func viewStory(s keyStory) storyView {
 	}
 }
 
-// statusView is the state of the outbox.
+// statusView is the state of all outboxes together, and of each.
 type statusView struct {
+	stateView
+	Outboxes []stateView `json:"outboxes"`
+}
+
+// stateView is the state of an outbox; without a name, of several.
+type stateView struct {
+	Outbox           string  `json:"outbox,omitempty"`
 	Pending          int64   `json:"pending"`
 	Delayed          int64   `json:"delayed"`
 	Aside            int64   `json:"aside"`
 	OldestAgeSeconds float64 `json:"oldest_age_seconds"`
+}
+
+func viewState(where string, s outbox.Status) stateView {
+	return stateView{where, s.Pending, s.Delayed, s.Aside, s.OldestAge.Seconds()}
 }
 
 // views is never nil, so that an empty list is printed as one.

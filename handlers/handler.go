@@ -9,6 +9,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill/middleware/envelope"
+	"github.com/oncemill/oncemill/middleware/outbox"
 )
 
 // Handler is a transactional handler. It does all its work through tx and returns a result that is
@@ -58,6 +59,8 @@ type External struct {
 	// Fence, where set, is why a call that is made twice cannot have its effect twice, whoever makes it and when, within Window; it is printed by
 	// "oncemill guarantees". Leave it empty for a provider whose word is all there is.
 	Fence string
+	// Outbox, where set, is where Call has committed outgoing messages together with its effect. The application runs a relay for it.
+	Outbox outbox.Source
 }
 
 // UnknownPolicy decides about a call whose outcome is not known.
@@ -81,6 +84,9 @@ func NewKey(scope, key string) Key { return Key{scope: scope, key: key} }
 
 // String returns the key as a UUID.
 func (k Key) String() string { return envelope.Downstream(k.scope, k.key, k.sub...) }
+
+// Message returns the scope and the idempotency key of the message.
+func (k Key) Message() (scope, key string) { return k.scope, k.key }
 
 // Sub returns the identity of one of several calls for one message, such as "capture".
 func (k Key) Sub(name string) Key {

@@ -2,15 +2,19 @@
 
 moto handles requests in threads without any lock: a delete that meets a send loses the message, and two receives hand out one
 message twice. Its long poll decides once, at its beginning, which message groups are in flight, and so breaks their order, as a visibility that runs out does.
-Here a lock is held by each request, and a long poll is many short ones. What only costs time, the counts of a queue's
-messages, is computed only for who asks.
+Here a lock is held by each request, and a long poll is many short ones. What only costs time is left out: the counts of a queue's
+messages, for who does not ask, and a copy of the whole table for each write of a transaction in DynamoDB.
 """
 
 import collections
+import copy
 import sys
 import threading
 import time
+import types
 
+from moto.dynamodb import models as dynamodb
+from moto.dynamodb.exceptions import MockValidationException
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from moto.sqs.models import Queue, SQSBackend
 from werkzeug.serving import WSGIRequestHandler, run_simple
@@ -70,6 +74,51 @@ def get_queue_attributes(self, queue_name, attribute_names):
 SQSBackend.receive_message = receive_message
 SQSBackend.get_queue_attributes = get_queue_attributes
 Queue.BASE_ATTRIBUTES = [name for name in Queue.BASE_ATTRIBUTES if name not in COUNTS]
+
+
+transact_write_items = dynamodb.DynamoDBBackend.transact_write_items
+
+
+def transact_with_light_copies(self, transact_items):
+    # A write puts another item in the place of the old one or takes it away, so a copy of the table needs the same items, not equal ones. An
+    # update changes an item itself.
+    updated = collections.defaultdict(list)
+    for item in transact_items:
+        if "Update" in item:
+            updated[item["Update"]["TableName"]].append(item["Update"]["Key"])
+    copies = {}
+
+    def light(table):
+        old = copy.copy(table)
+        old.items = collections.defaultdict(dict)
+        for hash_key, items in table.items.items():
+            old.items[hash_key] = dict(items) if table.range_key_attr else items
+        for key in updated[table.name]:
+            try:
+                hash_key, range_key = self.get_keys_value(table, key)
+            except MockValidationException:  # moto will say so itself
+                continue
+            if table.range_key_attr and range_key in old.items.get(hash_key, {}):
+                old.items[hash_key][range_key] = copy.deepcopy(old.items[hash_key][range_key])
+            elif not table.range_key_attr and hash_key in old.items:
+                old.items[hash_key] = copy.deepcopy(old.items[hash_key])
+        return old
+
+    def deepcopy(value, memo=None):
+        if not isinstance(value, dynamodb.Table):
+            return copy.deepcopy(value, memo)
+        if value.name not in copies:
+            copies[value.name] = light(value)
+        return copies[value.name]
+
+    dynamodb.copy = types.SimpleNamespace(deepcopy=deepcopy)
+    try:
+        return transact_write_items(self, transact_items)
+    finally:
+        dynamodb.copy = copy
+
+
+dynamodb.DynamoDBBackend.transact_write_items = transact_with_light_copies
 
 
 class Handler(WSGIRequestHandler):

@@ -9,7 +9,7 @@
 //
 // Both handlers are of the kind of package dynamotx: balances, ledger entries, the payment, the stored confirmation and the message's key commit in one
 // transaction or not at all, so a payment is made exactly once for each key, whatever is lost or sent twice; its confirmation leaves
-// exactly once, after that. What a crash at each step leaves is said there.
+// after that, under one identity. What a crash at each step leaves is said there.
 //
 //   - The sum of all ledger entries is zero in each currency at every commit, and each balance is the sum of its account's entries. A read of several
 //     items that is no transaction of the service may see some before a payment and some after it.

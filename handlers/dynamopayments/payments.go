@@ -38,7 +38,7 @@ const (
 	attrKey      = "key"      // S: that of the message that made the item
 )
 
-const guarantee = `Payments with their books in DynamoDB: each payment is booked exactly once for its key: balances, double-entry ledger, payment, confirmation and key commit in one TransactWriteItems; the confirmation leaves exactly once after it. ` +
+const guarantee = `Payments with their books in DynamoDB: each payment is booked exactly once for its key: balances, double-entry ledger, payment, confirmation and key commit in one TransactWriteItems; a relay publishes the confirmation from there, also where the process died and the message never comes again. ` +
 	`The ledger sums to zero at every commit and no customer's balance goes below zero; a payment without funds is declined, and that is remembered. ` +
 	`Amounts are exact; a message with a bad amount or account becomes a dead letter that names the field. ` +
 	`Off unless plugins.payments-dynamodb.enabled is set. Not promised: order between payments without an ordering key.`

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -26,7 +27,7 @@ const (
 
 // commit is one call of a handler.
 type commit struct {
-	*runner
+	Handler
 	client *dynamodb.Client
 	msg    *message.Message
 	key    handlers.Key
@@ -68,7 +69,7 @@ func (c *commit) once(ctx context.Context) (outcome, error) {
 	if err != nil {
 		return c.planFailed(ctx, err)
 	}
-	done, input, err := c.transaction(writes)
+	done, input, err := c.transaction(ctx, writes)
 	if err != nil {
 		return c.planFailed(ctx, err)
 	}
@@ -95,22 +96,27 @@ func (c *commit) planFailed(ctx context.Context, failure error) (outcome, error)
 	return outcome{}, failure
 }
 
-// transaction joins the plan's writes with the key.
-func (c *commit) transaction(writes Writes) (outcome, *dynamodb.TransactWriteItemsInput, error) {
-	done, err := newOutcome(writes, c.MaxPayload)
-	if err != nil {
-		return done, nil, err
-	}
-	actions, err := done.actions(c.DB.keys(), c.id, time.Now(), c.DB.cfg.Retention)
+// transaction joins the plan's writes with the key and the outgoing messages.
+func (c *commit) transaction(ctx context.Context, writes Writes) (outcome, *dynamodb.TransactWriteItemsInput, error) {
+	done, err := newOutcome(writes)
 	if err != nil {
 		return done, nil, err
 	}
 	for _, item := range writes.Items {
-		if tableOf(item) == c.DB.keys() {
-			return done, nil, invalid("a plan may not write to the keys table %s", c.DB.keys())
+		if c.DB.own(tableOf(item)) {
+			return done, nil, invalid("a plan may not write to the table %s", tableOf(item))
 		}
 	}
-	actions = append(actions, writes.Items...)
+	records, err := c.records(ctx, writes.Outgoing)
+	if err != nil {
+		return done, nil, err
+	}
+	done.messages = len(records)
+	outgoing, err := c.DB.source.actions(ctx, records)
+	if err != nil {
+		return done, nil, err
+	}
+	actions := slices.Concat([]types.TransactWriteItem{done.put(c.DB.keys(), c.id, time.Now(), c.DB.cfg.Retention)}, writes.Items, outgoing)
 	return done, &dynamodb.TransactWriteItemsInput{TransactItems: actions, ClientRequestToken: aws.String(envelope.NewUUID())}, check(actions)
 }
 
@@ -133,6 +139,9 @@ func (c *commit) send(ctx context.Context, input *dynamodb.TransactWriteItemsInp
 	for n := 1; ; n++ {
 		err := c.request(ctx, input)
 		if err == nil {
+			if done.messages > 0 {
+				c.DB.source.committed()
+			}
 			return done, nil
 		}
 		if !unanswered(err) {
@@ -157,7 +166,7 @@ func (c *commit) answered(err error) (outcome, error) {
 	var cancelled *types.TransactionCanceledException
 	if errors.As(err, &cancelled) && len(cancelled.CancellationReasons) > 0 {
 		if of := cancelled.CancellationReasons[0]; text(of.Code) == conditionFailed && len(of.Item) > 0 {
-			return readOutcome(of.Item)
+			return readOutcome(of.Item), nil
 		}
 	}
 	return outcome{}, refused(err)

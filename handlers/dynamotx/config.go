@@ -16,7 +16,8 @@ type Config struct {
 	Endpoint string `yaml:"endpoint" doc:"the URL of the service where it is not the region's own"`
 	// Region is the AWS region. Where it is not set, the SDK's own settings count (AWS_REGION, the shared files).
 	Region string `yaml:"region" doc:"the AWS region; the SDK's own setting unless set"`
-	// Prefix begins the name of each table, so that several environments share an account.
+	// Prefix begins the name of each table, so that several environments share an account. It is one application's alone: a relay publishes
+	// whatever is in its table, to its own broker.
 	Prefix string `yaml:"prefix" doc:"begins the name of each table"`
 	// Create makes missing tables, billed on demand, and lets the service remove old keys. Without it a missing table is an error that
 	// says how the table has to look.

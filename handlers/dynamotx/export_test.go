@@ -1,11 +1,27 @@
 package dynamotx
 
-import "github.com/oncemill/oncemill/handlers"
+import (
+	"context"
 
-// Forgetful is External without the memory between a call and its record.
-func (h Handler) Forgetful() handlers.External {
-	r := &runner{Handler: h, recent: newRecent(0)}
-	e := h.External()
-	e.Call, e.Record = r.call, r.record
-	return e
+	"github.com/oncemill/oncemill/middleware/outbox"
+)
+
+// Outbox is the relay's side of the outgoing messages.
+func (d *DB) Outbox() outbox.Source { return d.source }
+
+// Begin has the actions that a commit writes records with, and does what a commit does with them.
+func (d *DB) Begin(ctx context.Context, records []outbox.Record) (commit func(context.Context) error, err error) {
+	actions, err := d.source.actions(ctx, records)
+	if err != nil {
+		return nil, err
+	}
+	a, err := d.source.open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context) error {
+		err := a.transact(ctx, actions)
+		d.source.committed()
+		return err
+	}, check(actions)
 }

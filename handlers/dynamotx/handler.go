@@ -2,7 +2,6 @@ package dynamotx
 
 import (
 	"context"
-	"encoding/json"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
@@ -17,11 +16,12 @@ type Plan func(ctx context.Context, read Reader, msg *message.Message, key handl
 
 // Writes is everything that one message does. It commits at once, together with the message's key, or not at all.
 type Writes struct {
-	// Items are up to 99 writes and checks of items of different keys. Each that relies on what was read has a condition that says so.
+	// Items are writes and checks of items of different keys. Each that relies on what was read has a condition that says so. Together with the outgoing
+	// messages they are up to 99; a message counts once, and once more for each 256 KiB of a payload of more than 8 KiB.
 	Items []types.TransactWriteItem
 	// Result is kept as JSON with the key; nil for none. At most 64 KiB.
 	Result any
-	// Outgoing are published in their order.
+	// Outgoing are published once the writes have committed, those of one ordering key in their order.
 	Outgoing []Outgoing
 }
 
@@ -45,64 +45,37 @@ type Handler struct {
 }
 
 const fence = "one DynamoDB transaction commits the writes, the key, the result and the outgoing messages, on the condition that the key is new; " +
-	"the messages pass to the outbox in the transaction that completes the key in the database"
+	"a relay publishes the messages from there, and removes what the broker has confirmed"
 
 // External returns the handler in the form that a plugin declares. Its calls are repeated until their outcome is known, for as long as the
 // keys table remembers it.
 func (h Handler) External() handlers.External {
-	r := &runner{Handler: h, recent: newRecent(recentBytes)}
 	return handlers.External{
-		Call: r.call, Record: r.record, Probe: r.probe,
-		Unknown: handlers.UnknownRetry, Window: h.DB.cfg.Retention, Fence: fence,
+		Call: h.call, Probe: h.probe,
+		Unknown: handlers.UnknownRetry, Window: h.DB.cfg.Retention, Fence: fence, Outbox: h.DB.source,
 	}
-}
-
-// runner runs a handler.
-type runner struct {
-	Handler
-	recent *recent
 }
 
 // call commits the message's transaction, or finds out that it has committed before.
-func (r *runner) call(ctx context.Context, msg *message.Message, key handlers.Key) (any, error) {
-	client, err := r.DB.ready(ctx)
+func (h Handler) call(ctx context.Context, msg *message.Message, key handlers.Key) (any, error) {
+	client, err := h.DB.ready(ctx)
 	if err != nil {
 		return nil, err
 	}
-	c := &commit{runner: r, client: client, msg: msg, key: key, id: key.String()}
+	c := &commit{Handler: h, client: client, msg: msg, key: key, id: key.String()}
 	done, err := c.run(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if done.parts == 0 {
-		r.recent.put(c.id, done.outgoing)
-	}
 	return done.value(), nil
 }
 
-// record passes the stored messages to the outbox of the transaction that completes the key.
-func (r *runner) record(ctx context.Context, tx handlers.Tx, _ *message.Message, _ json.RawMessage) error {
-	id := handlers.NewKey(tx.Scope(), tx.Key()).String()
-	list, known := r.recent.get(id)
-	if !known {
-		client, err := r.DB.ready(ctx)
-		if err != nil {
-			return err
-		}
-		if list, err = (reader{client}).readOutgoing(ctx, r.DB.keys(), id); err != nil {
-			return err
-		}
-	}
-	tx.AfterCommit(func(context.Context) { r.recent.drop(id) })
-	return publish(ctx, tx, list)
-}
-
 // probe asks the keys table. An answer of no is only the state of the moment, but whoever calls then is fenced by the key.
-func (r *runner) probe(ctx context.Context, _ *message.Message, key handlers.Key) (any, bool, error) {
-	client, err := r.DB.ready(ctx)
+func (h Handler) probe(ctx context.Context, _ *message.Message, key handlers.Key) (any, bool, error) {
+	client, err := h.DB.ready(ctx)
 	if err != nil {
 		return nil, false, err
 	}
-	done, known, err := reader{client}.lookUp(ctx, r.DB.keys(), key.String())
+	done, known, err := reader{client}.lookUp(ctx, h.DB.keys(), key.String())
 	return done.value(), known, err
 }

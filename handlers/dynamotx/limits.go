@@ -28,7 +28,7 @@ func invalid(format string, args ...any) error {
 // check refuses a transaction that the service would refuse, where that can be counted here.
 func check(actions []types.TransactWriteItem) error {
 	if len(actions) > maxActions {
-		return tooLarge("the message needs %d writes in one transaction, with its key; DynamoDB takes %d", len(actions), maxActions)
+		return tooLarge("the message needs %d writes in one transaction, with its key and its outgoing messages; DynamoDB takes %d", len(actions), maxActions)
 	}
 	total := 0
 	for n, action := range actions {

@@ -2,8 +2,6 @@ package dynamotx
 
 import (
 	"encoding/json"
-	"fmt"
-	"strconv"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -12,32 +10,23 @@ import (
 
 // Attributes of the keys table.
 const (
-	attrID       = "id"         // S: Key.String(), with "#n" for a part
-	attrResult   = "result"     // S: JSON
-	attrOutgoing = "outgoing"   // B: JSON of the messages, or a part of it
-	attrParts    = "parts"      // N: how many items have the messages, where they do not fit into this one
-	attrDone     = "done_at"    // N: seconds since 1970
-	attrExpires  = "expires_at" // N: seconds since 1970; also the service's time to live
+	attrID      = "id"         // S: Key.String()
+	attrResult  = "result"     // S: JSON
+	attrDone    = "done_at"    // N: seconds since 1970
+	attrExpires = "expires_at" // N: seconds since 1970; also the service's time to live
 )
 
-const (
-	// inlined is how many bytes of messages stand in the key's own item, beside a result of any size. Emulators count the bytes as
-	// base64, which takes a third more.
-	inlined = 240 << 10
-	// partSize is how many bytes an item for messages has.
-	partSize = 256 << 10
-	// slack is for clocks that differ: no key ends before its retention by any of them.
-	slack = time.Hour
-)
+// slack is for clocks that differ: no key ends before its retention by any of them.
+const slack = time.Hour
 
-// outcome is what a message's transaction leaves.
+// outcome is what a message's transaction leaves with its key.
 type outcome struct {
-	result   json.RawMessage // nil for none
-	outgoing []stored
-	parts    int // of outgoing, not read yet
+	result json.RawMessage // nil for none
+	// messages is how many messages go out with it; of a key that was done before it is not known.
+	messages int
 }
 
-func newOutcome(w Writes, maxPayload int) (o outcome, err error) {
+func newOutcome(w Writes) (o outcome, err error) {
 	if w.Result != nil {
 		if o.result, err = json.Marshal(w.Result); err != nil {
 			return o, invalid("the result has no JSON form")
@@ -46,8 +35,7 @@ func newOutcome(w Writes, maxPayload int) (o outcome, err error) {
 	if len(o.result) > maxResult {
 		return o, tooLarge("the result has more than %d bytes", maxResult)
 	}
-	o.outgoing, err = store(w.Outgoing, maxPayload)
-	return o, err
+	return o, nil
 }
 
 // value is the result for the engine.
@@ -58,65 +46,27 @@ func (o outcome) value() any {
 	return o.result
 }
 
-// actions writes the key's item, first, and those of messages that do not fit into it. The condition on the key's item is the fence: of all
-// that ever run this message, the first commits, until the key has expired.
-func (o outcome) actions(table, id string, now time.Time, retention time.Duration) ([]types.TransactWriteItem, error) {
-	expires := Int(now.Add(retention + slack).Unix())
-	item := Item{attrID: String(id), attrDone: Int(now.Unix()), attrExpires: expires}
+// put writes the key's item. Its condition is the fence: of all that ever run this message, the first commits, until the key has expired.
+func (o outcome) put(table, id string, now time.Time, retention time.Duration) types.TransactWriteItem {
+	item := Item{attrID: String(id), attrDone: Int(now.Unix()), attrExpires: Int(now.Add(retention + slack).Unix())}
 	if o.result != nil {
 		item[attrResult] = String(string(o.result))
 	}
-	actions := []types.TransactWriteItem{{Put: &types.Put{
+	return types.TransactWriteItem{Put: &types.Put{
 		TableName: aws.String(table), Item: item,
 		ConditionExpression:                 aws.String("attribute_not_exists(#id) OR #expires <= :now"),
 		ExpressionAttributeNames:            map[string]string{"#id": attrID, "#expires": attrExpires},
 		ExpressionAttributeValues:           Item{":now": Int(now.Unix())},
 		ReturnValuesOnConditionCheckFailure: types.ReturnValuesOnConditionCheckFailureAllOld,
-	}}}
-	if len(o.outgoing) == 0 {
-		return actions, nil
-	}
-	data, err := json.Marshal(o.outgoing)
-	if err != nil {
-		return nil, fmt.Errorf("encode the outgoing messages: %w", err)
-	}
-	if len(data) <= inlined {
-		item[attrOutgoing] = &types.AttributeValueMemberB{Value: data}
-		return actions, nil
-	}
-	// The parts need no condition: only the key's item leads to them, and it commits together with them.
-	parts := 0
-	for ; len(data) > 0; parts++ {
-		size := min(partSize, len(data))
-		actions = append(actions, types.TransactWriteItem{Put: &types.Put{TableName: aws.String(table), Item: Item{
-			attrID: String(partID(id, parts)), attrOutgoing: &types.AttributeValueMemberB{Value: data[:size]}, attrExpires: expires,
-		}}})
-		data = data[size:]
-	}
-	item[attrParts] = Int(int64(parts))
-	return actions, nil
+	}}
 }
 
-func partID(id string, n int) string { return id + "#" + strconv.Itoa(n) }
-
-// readOutcome is the reverse of actions, without the parts.
-func readOutcome(item Item) (o outcome, err error) {
+// readOutcome is what a key's item says.
+func readOutcome(item Item) (o outcome) {
 	if text := item.String(attrResult); text != "" {
 		o.result = json.RawMessage(text)
 	}
-	if data, ok := item[attrOutgoing].(*types.AttributeValueMemberB); ok {
-		if err := json.Unmarshal(data.Value, &o.outgoing); err != nil {
-			return o, fmt.Errorf("read the stored messages: %w", err)
-		}
-	}
-	if _, there := item[attrParts]; there {
-		parts, err := item.Int(attrParts)
-		if err != nil {
-			return o, err
-		}
-		o.parts = int(parts)
-	}
-	return o, nil
+	return o
 }
 
 // expired reports whether a key's item counts as absent. The service removes it later.

@@ -4,89 +4,76 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
-	"strings"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"go.opentelemetry.io/otel/propagation"
 
-	"github.com/oncemill/oncemill/handlers"
 	"github.com/oncemill/oncemill/middleware/envelope"
+	"github.com/oncemill/oncemill/middleware/outbox"
 )
 
 // Outgoing is a message that follows from the writes.
 type Outgoing struct {
 	// Topic is the logical topic.
 	Topic string
-	// Payload is what handlers.Tx.Publish takes: a *message.Message goes as it is, anything else becomes the JSON payload of a new message,
-	// whose identity derives from the handled message and the place in the list.
+	// Payload is what handlers.Tx.Publish takes: a *message.Message goes as it is, anything else becomes the JSON payload of a new message. UUID and key
+	// derive from the handled message and the place in the list unless given, and its ordering key is taken over unless given.
 	Payload any
 }
 
-// stored is an Outgoing as it is kept with the key.
-type stored struct {
-	Topic    string            `json:"topic"`
-	UUID     string            `json:"uuid,omitempty"`
-	Metadata map[string]string `json:"metadata,omitempty"`
-	Payload  []byte            `json:"payload"`
-}
-
-// traces is room for the headers of a trace, which are added when a message is published, as its key is.
-const traces = 1 << 10
-
-// store makes the kept form. What could not be published afterwards is refused now, while nothing has happened.
-func store(list []Outgoing, maxPayload int) ([]stored, error) {
-	var kept []stored
-	for _, o := range list {
-		s, err := o.store(maxPayload)
+// records makes the records of a plan's messages. What could not be published afterwards is refused now, while nothing has happened.
+func (c *commit) records(ctx context.Context, list []Outgoing) ([]outbox.Record, error) {
+	scope, key := c.key.Message()
+	limits := envelope.Limits{MaxPayload: c.MaxPayload}
+	var records []outbox.Record
+	for nth, o := range list {
+		msg, err := o.message()
 		if err != nil {
 			return nil, err
 		}
-		kept = append(kept, s)
+		c.identify(ctx, msg, envelope.DeriveUUID(scope, key, nth))
+		record, err := outbox.NewRecord(o.Topic, msg, limits)
+		if err = errors.Join(envelope.ValidateTopic(o.Topic), err); err != nil {
+			return nil, invalid("a message for %s cannot be published: %s", o.Topic, err)
+		}
+		record.Scope, record.ParentKey = scope, key
+		records = append(records, record)
 	}
-	return kept, nil
+	return records, nil
 }
 
-func (o Outgoing) store(maxPayload int) (stored, error) {
-	s := stored{Topic: o.Topic}
-	if msg, ok := o.Payload.(*message.Message); ok {
-		s.UUID, s.Metadata, s.Payload = msg.UUID, msg.Metadata, msg.Payload
-	} else {
-		body, err := json.Marshal(o.Payload)
-		if err != nil {
-			return s, invalid("the payload of a message for %s has no JSON form", o.Topic)
+// message is one that is ours to change.
+func (o Outgoing) message() (*message.Message, error) {
+	if given, ok := o.Payload.(*message.Message); ok {
+		msg := message.NewMessage(given.UUID, given.Payload)
+		for name, value := range given.Metadata {
+			msg.Metadata.Set(name, value)
 		}
-		s.Payload = body
+		return msg, nil
 	}
-	probe := s.message()
-	if probe.UUID == "" {
-		probe.UUID = envelope.NewUUID() // the real one is derived when it is published
+	body, err := json.Marshal(o.Payload)
+	if err != nil {
+		return nil, invalid("the payload of a message for %s has no JSON form", o.Topic)
 	}
-	for _, added := range []string{envelope.KeyHeader, envelope.OrderingKeyHeader} {
-		if probe.Metadata.Get(added) == "" {
-			probe.Metadata.Set(added, strings.Repeat("k", envelope.MaxKey))
-		}
-	}
-	probe.Metadata.Set("traceparent", strings.Repeat("t", traces))
-	limits := envelope.Limits{MaxPayload: maxPayload}
-	if err := errors.Join(envelope.ValidateTopic(s.Topic), envelope.ValidateMessage(probe, limits)); err != nil {
-		return s, invalid("a message for %s cannot be published: %s", o.Topic, err)
-	}
-	return s, nil
+	return message.NewMessage("", body), nil
 }
 
-func (s stored) message() *message.Message {
-	msg := message.NewMessage(s.UUID, s.Payload)
-	for name, value := range s.Metadata {
-		msg.Metadata.Set(name, value)
-	}
-	return msg
-}
+// trace is how a trace goes on in the headers of messages, as everywhere in the application.
+var trace = propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{})
 
-func publish(ctx context.Context, tx handlers.Tx, list []stored) error {
-	for _, s := range list {
-		if err := tx.Publish(ctx, s.Topic, s.message()); err != nil {
-			return fmt.Errorf("publish a stored message: %w", err)
+// identify gives an outgoing message what its author left out, and the trace.
+func (c *commit) identify(ctx context.Context, msg *message.Message, identity string) {
+	if msg.UUID == "" {
+		msg.UUID = identity
+	}
+	added := propagation.MapCarrier{envelope.KeyHeader: identity}
+	if order := c.msg.Metadata.Get(envelope.OrderingKeyHeader); order != "" {
+		added.Set(envelope.OrderingKeyHeader, order)
+	}
+	trace.Inject(ctx, added)
+	for name, value := range added {
+		if msg.Metadata.Get(name) == "" {
+			msg.Metadata.Set(name, value)
 		}
 	}
-	return nil
 }

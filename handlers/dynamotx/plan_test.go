@@ -140,7 +140,7 @@ func TestWhatDoesNotFit(t *testing.T) {
 		"4 MB":                     {dynamotx.Writes{Items: b.puts(11, 390<<10)}, "dynamodb-too-large", "4194304 bytes"},
 		"a result of 64 KiB":       {dynamotx.Writes{Result: strings.Repeat("x", 64<<10)}, "dynamodb-too-large", "result"},
 		"a result without JSON":    {dynamotx.Writes{Result: make(chan int)}, "dynamodb-invalid", "JSON"},
-		"the keys table":           {dynamotx.Writes{Items: []types.TransactWriteItem{keys}}, "dynamodb-invalid", "keys table"},
+		"the keys table":           {dynamotx.Writes{Items: []types.TransactWriteItem{keys}}, "dynamodb-invalid", "may not write to the table"},
 		"an empty action":          {dynamotx.Writes{Items: []types.TransactWriteItem{{}}}, "dynamodb-invalid", "write 1"},
 		"a topic that is none":     {dynamotx.Writes{Outgoing: []dynamotx.Outgoing{{Topic: "a b", Payload: 1}}}, "dynamodb-invalid", "a b"},
 		"a payload without JSON":   {dynamotx.Writes{Outgoing: []dynamotx.Outgoing{{Topic: "a", Payload: make(chan int)}}}, "dynamodb-invalid", "JSON"},

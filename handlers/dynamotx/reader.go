@@ -2,7 +2,6 @@ package dynamotx
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -87,48 +86,11 @@ func has(item, key Item) bool {
 	return true
 }
 
-// readOutgoing reads the messages of a key whose transaction has committed.
-func (r reader) readOutgoing(ctx context.Context, table, id string) ([]stored, error) {
-	item, err := r.Get(ctx, table, Item{attrID: String(id)})
-	if err != nil {
-		return nil, err
-	}
-	if item == nil {
-		return nil, invalid("table %s has no item %s: was it removed?", table, id) // another call would find it undone
-	}
-	o, err := readOutcome(item)
-	if err != nil || o.parts == 0 {
-		return o.outgoing, err
-	}
-	return r.readParts(ctx, table, id, o.parts)
-}
-
-// readParts reads messages that did not fit into the key's own item.
-func (r reader) readParts(ctx context.Context, table, id string, parts int) (list []stored, err error) {
-	var data []byte
-	for n := range parts {
-		item, err := r.Get(ctx, table, Item{attrID: String(partID(id, n))})
-		if err != nil {
-			return nil, err
-		}
-		part, ok := item[attrOutgoing].(*types.AttributeValueMemberB)
-		if !ok {
-			return nil, invalid("table %s has no item %s: was it removed?", table, partID(id, n))
-		}
-		data = append(data, part.Value...)
-	}
-	if err := json.Unmarshal(data, &list); err != nil {
-		return nil, fmt.Errorf("read the stored messages: %w", err)
-	}
-	return list, nil
-}
-
 // lookUp returns the outcome of a key, if its transaction has committed.
 func (r reader) lookUp(ctx context.Context, table, id string) (outcome, bool, error) {
 	item, err := r.Get(ctx, table, Item{attrID: String(id)})
 	if err != nil || item == nil || expired(item, time.Now()) {
 		return outcome{}, false, err
 	}
-	o, err := readOutcome(item)
-	return o, err == nil, err
+	return readOutcome(item), true, nil
 }

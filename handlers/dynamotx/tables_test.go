@@ -26,6 +26,7 @@ func TestMissingTablesAreNamed(t *testing.T) {
 	err := b.calls(bells, dynamotx.Table{Name: "ropes", Partition: "bell", Sort: "rope"})
 	for _, want := range []string{
 		"table " + b.cfg.Prefix + "keys: is not there", "partition key id (S), time to live on expires_at",
+		"table " + b.cfg.Prefix + "outbox: is not there", "partition key lane (S), sort key record (S)",
 		"table " + b.cfg.Prefix + "ropes: is not there", "partition key bell (S), sort key rope (S)",
 	} {
 		require.ErrorContains(t, err, want)
@@ -44,7 +45,7 @@ func TestTablesAreMadeOnce(t *testing.T) {
 		work.Go(func() { require.NoError(t, b.calls(bells)) }) //nolint:testifylint // the errors of all count
 	}
 	work.Wait()
-	require.Equal(t, []string{b.cfg.Prefix + "bells", b.cfg.Prefix + "keys"}, b.Tables(b.cfg.Prefix))
+	require.Equal(t, []string{b.cfg.Prefix + "bells", b.cfg.Prefix + "keys", b.cfg.Prefix + "outbox"}, b.Tables(b.cfg.Prefix))
 	out, err := b.Client().DescribeTimeToLive(t.Context(), &dynamodb.DescribeTimeToLiveInput{TableName: aws.String(b.cfg.Prefix + "keys")})
 	require.NoError(t, err)
 	require.Equal(t, "expires_at", *out.TimeToLiveDescription.AttributeName)

@@ -3,10 +3,12 @@ package handlertest
 import (
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/oncemill/oncemill/middleware/outbox"
 	"github.com/oncemill/oncemill/middleware/parking"
 )
 
@@ -45,12 +47,8 @@ func line(columns []any) string {
 // Those of attempts that rolled back are not there.
 func (k *Kit) Published(topic string) []*message.Message {
 	k.t.Helper()
-	records, err := k.db.Outbox().List(k.t.Context(), false, 100_000)
-	if err != nil {
-		k.t.Fatalf("handlertest: reading the outbox: %v", err)
-	}
 	out := k.sent()
-	for _, r := range records {
+	for _, r := range k.records() {
 		out = append(out, sentMessage{r.Topic, r.UUID, r.Metadata, r.Payload})
 	}
 	var msgs []*message.Message
@@ -62,6 +60,25 @@ func (k *Kit) Published(topic string) []*message.Message {
 		}
 	}
 	return msgs
+}
+
+// records are what stands in the outbox, and where external handlers commit outgoing messages themselves.
+func (k *Kit) records() (all []outbox.Record) {
+	k.t.Helper()
+	sources := []outbox.Source{k.db.Outbox()}
+	for _, b := range k.bindings {
+		if b.External != nil && b.External.Outbox != nil && !slices.Contains(sources, b.External.Outbox) {
+			sources = append(sources, b.External.Outbox)
+		}
+	}
+	for _, source := range sources {
+		records, err := source.List(k.t.Context(), false, 100_000)
+		if err != nil {
+			k.t.Fatalf("handlertest: reading the outbox: %v", err)
+		}
+		all = append(all, records...)
+	}
+	return all
 }
 
 // WantPublished checks how many messages the handlers published to a topic.

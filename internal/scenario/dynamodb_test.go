@@ -1,9 +1,17 @@
 package scenario
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"strconv"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -21,18 +29,7 @@ import (
 func TestPaymentsInDynamoDBExactlyOnce(t *testing.T) {
 	const payments = 150
 	s := newSystem(t, "sql-postgres", "postgres")
-	for _, plugin := range []string{"payments", "counters", "email"} {
-		s.set("plugins/"+plugin+"/enabled", false)
-	}
-	prefix := s.service + "-"
-	for _, plugin := range []string{"payments-dynamodb", "counters-dynamodb"} {
-		s.set("plugins/"+plugin+"/enabled", true)
-		s.set("plugins/"+plugin+"/config/dynamodb", node{
-			"endpoint": testenv.DynamoDB(t).Endpoint, "region": "eu-central-1", "create": true, "prefix": prefix + plugin + "-",
-		})
-	}
-	s.write()
-	tables := openTables(t, prefix)
+	tables := s.inDynamoDB(testenv.DynamoDB(t).Endpoint)
 
 	a, b := s.replica("a", false), s.replica("b", false)
 	a.start()
@@ -56,6 +53,9 @@ func TestPaymentsInDynamoDBExactlyOnce(t *testing.T) {
 				return err
 			}
 		}
+		if err := expect(tables.outgoing(), 0, "outgoing messages in DynamoDB"); err != nil {
+			return err
+		}
 		if err := expect(number(t, db, `SELECT count(*) FROM journal_entries`), payments, "journal"); err != nil {
 			return err
 		}
@@ -66,6 +66,84 @@ func TestPaymentsInDynamoDBExactlyOnce(t *testing.T) {
 	tables.checkBooks(payments)
 	require.Zero(t, number(t, db, `SELECT count(*) FROM parked`), "nothing may be parked, dead or in doubt")
 	require.Zero(t, number(t, db, `SELECT count(*) FROM processed_events WHERE status <> 'completed'`))
+}
+
+// inDynamoDB has the plugins in DynamoDB do the work of those in SQL. The payments reach it by that endpoint.
+func (s *system) inDynamoDB(endpoint string) tables {
+	s.t.Helper()
+	for _, plugin := range []string{"payments", "counters", "email"} {
+		s.set("plugins/"+plugin+"/enabled", false)
+	}
+	prefix := s.service + "-"
+	for plugin, endpoint := range map[string]string{"payments-dynamodb": endpoint, "counters-dynamodb": testenv.DynamoDB(s.t).Endpoint} {
+		s.set("plugins/"+plugin+"/enabled", true)
+		s.set("plugins/"+plugin+"/config/dynamodb", node{
+			"endpoint": endpoint, "region": "eu-central-1", "create": true, "prefix": prefix + plugin + "-",
+		})
+	}
+	s.write()
+	return openTables(s.t, prefix)
+}
+
+// TestConfirmationsOfADeadProcess kills the process between its commit in DynamoDB and everything that would follow, and never delivers the message
+// again: the confirmation leaves all the same, once.
+func TestConfirmationsOfADeadProcess(t *testing.T) {
+	s := newSystem(t, "sql-postgres", "postgres")
+	committed, dead := make(chan struct{}), make(chan struct{})
+	var armed, fired atomic.Bool
+	upstream, err := url.Parse(testenv.DynamoDB(t).Endpoint)
+	require.NoError(t, err)
+	proxy := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(upstream); r.Out.Host = r.In.Host }}
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			panic(http.ErrAbortHandler)
+		}
+		r.Body = io.NopCloser(bytes.NewReader(body))
+		if !armed.Load() || !bytes.Contains(body, []byte("payments-dynamodb-ledger")) || !strings.HasSuffix(r.Header.Get("X-Amz-Target"), ".TransactWriteItems") || fired.Swap(true) {
+			proxy.ServeHTTP(w, r)
+			return
+		}
+		proxy.ServeHTTP(httptest.NewRecorder(), r)
+		close(committed)
+		<-dead
+		panic(http.ErrAbortHandler)
+	}))
+	t.Cleanup(front.Close)
+	tables := s.inDynamoDB(front.URL)
+
+	a := s.replica("a", false)
+	a.start()
+	a.ready()
+	db := s.db()
+	s.sendFromSeveral(1, openings())
+	testenv.Eventually(t, time.Minute, func() error {
+		return expect(tables.count("payments-dynamodb-accounts"), accounts+1, "accounts, with that of equity")
+	})
+	armed.Store(true)
+	s.sendFromSeveral(1, []event{payment(0)})
+	select {
+	case <-committed:
+	case <-time.After(time.Minute):
+		t.Fatal("no payment came")
+	}
+	a.kill()
+	close(dead)
+	require.EqualValues(t, 1, tables.count("payments-dynamodb-payments"))
+	require.Zero(t, number(t, db, `SELECT count(*) FROM processed_events WHERE idempotency_key = $1 AND status = 'completed'`, payment(0).key))
+
+	s.set("bindings/payments-dynamodb/enabled", false) // nobody takes the message again
+	s.write()
+	a.start()
+	testenv.Eventually(t, time.Minute, func() error {
+		if err := expect(number(t, db, `SELECT count(*) FROM journal_entries`), 1, "journal"); err != nil {
+			return err
+		}
+		return expect(tables.sum("counters-dynamodb-counters", "total")["payments.completed"], 1, "counted")
+	})
+	a.stop()
+	require.Zero(t, tables.outgoing())
+	require.Zero(t, number(t, db, `SELECT count(*) FROM processed_events WHERE idempotency_key = $1 AND status = 'completed'`, payment(0).key), "it was not delivered")
 }
 
 // tables reads what the plugins have written.
@@ -104,6 +182,17 @@ func (s tables) items(table string) []map[string]types.AttributeValue {
 func (s tables) count(table string) int64 {
 	s.t.Helper()
 	return int64(len(s.items(table)))
+}
+
+// outgoing counts the messages of payments that no relay has removed.
+func (s tables) outgoing() (n int64) {
+	s.t.Helper()
+	for _, item := range s.items("payments-dynamodb-outbox") {
+		if item["topic"] != nil {
+			n++
+		}
+	}
+	return n
 }
 
 // sum adds the attribute of the items that have the same name or account.

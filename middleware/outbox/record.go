@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"bytes"
+	"hash/fnv"
 	"maps"
 	"time"
 
@@ -38,6 +39,17 @@ type Record struct {
 	Attempts  int
 	Aside     bool   // set aside: it will not be published until somebody retries it
 	Reason    string // why the last attempt failed
+}
+
+// Lane is the number of the record's lane, see Lanes.
+func (r Record) Lane() int {
+	h := fnv.New32a()
+	if r.OrderingKey != "" {
+		_, _ = h.Write([]byte(r.OrderingKey))
+	} else {
+		_, _ = h.Write([]byte(r.UUID))
+	}
+	return int(h.Sum32() % Lanes)
 }
 
 // NewRecord makes the record of a message, or returns an *envelope.Violation. The message needs its UUID and its key; the record shares

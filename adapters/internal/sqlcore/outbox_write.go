@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
-	"hash/fnv"
 	"strings"
 	"time"
 
@@ -42,7 +41,7 @@ func insertRecords(records []outbox.Record) *Stmt {
 			deliverAt = r.DeliverAt.UTC().Round(time.Microsecond)
 		}
 		s.Set.Rows = append(s.Set.Rows, []any{
-			laneOf(r), r.Topic, r.UUID, r.Key, r.OrderingKey, encodeMetadata(r.Metadata), notNil(r.Payload), r.Scope, r.ParentKey, deliverAt,
+			int64(r.Lane()), r.Topic, r.UUID, r.Key, r.OrderingKey, encodeMetadata(r.Metadata), notNil(r.Payload), r.Scope, r.ParentKey, deliverAt,
 		})
 	}
 	return s
@@ -53,17 +52,6 @@ func notNil(b []byte) []byte {
 		return []byte{}
 	}
 	return b
-}
-
-// laneOf is the lane of a record: one ordering key stays in one lane.
-func laneOf(r outbox.Record) int64 {
-	h := fnv.New32a()
-	if r.OrderingKey != "" {
-		_, _ = h.Write([]byte(r.OrderingKey))
-	} else {
-		_, _ = h.Write([]byte(r.UUID))
-	}
-	return int64(h.Sum32() % outbox.Lanes)
 }
 
 // Execer runs one statement in a transaction of somebody else's.

@@ -10,6 +10,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 
+	"github.com/oncemill/oncemill/internal/awsclock"
 	"github.com/oncemill/oncemill/middleware/envelope"
 	"github.com/oncemill/oncemill/middleware/keystore"
 )
@@ -46,7 +47,7 @@ func (s *Store) acquire(ctx context.Context, a attempt) (keystore.Verdict, error
 		if err != nil {
 			return keystore.Verdict{}, err
 		}
-		term := term{now, a.lease}
+		term := awsclock.Term{From: now, Lease: a.lease}
 		old, err := s.insert(ctx, a, now, term)
 		if err != nil {
 			return keystore.Verdict{}, err
@@ -69,20 +70,20 @@ func (s *Store) acquire(ctx context.Context, a attempt) (keystore.Verdict, error
 const vacant = "attribute_not_exists(#id) OR #state = :completed AND (#epoch <> :epoch OR #expires_at <= :now)"
 
 // insert takes a key that is vacant. Another one is returned as it stood.
-func (s *Store) insert(ctx context.Context, a attempt, now instant, t term) (*view, error) {
+func (s *Store) insert(ctx context.Context, a attempt, now awsclock.Instant, t awsclock.Term) (*view, error) {
 	fresh := values{
 		keyAttribute: name(a.ID), "state": text(string(keystore.InProgress)), "fingerprint": text(a.Fingerprint), "owner": text(a.owner), "token": text(a.token),
-		"lease_until": t.until(), "lease": t.length(), "takeovers": number(0), "first_at": number(now.latest.UnixMilli()),
+		"lease_until": until(t), "lease": length(t), "takeovers": number(0), "first_at": number(now.Latest.UnixMilli()),
 	}
 	return s.put(ctx, fresh, now, a.Epoch)
 }
 
 // put writes an item in the place of a vacant key.
-func (s *Store) put(ctx context.Context, fresh values, now instant, epoch string) (*view, error) {
+func (s *Store) put(ctx context.Context, fresh values, now awsclock.Instant, epoch string) (*view, error) {
 	_, err := s.client.PutItem(ctx, &dynamodb.PutItemInput{
 		TableName: &s.cfg.Table, Item: fresh, ConditionExpression: new(vacant), ExpressionAttributeNames: names(vacant),
 		ExpressionAttributeValues: values{
-			":completed": text(string(keystore.Completed)), ":epoch": text(epoch), ":now": number(now.earliest.Unix()),
+			":completed": text(string(keystore.Completed)), ":epoch": text(epoch), ":now": number(now.Earliest.Unix()),
 		},
 		ReturnValuesOnConditionCheckFailure: types.ReturnValuesOnConditionCheckFailureAllOld,
 	})
@@ -94,7 +95,7 @@ func (s *Store) refused(err error) (*view, error) {
 	if unmet := (*types.ConditionalCheckFailedException)(nil); errors.As(err, &unmet) {
 		v, known := s.seen(unmet.Item)
 		if !known {
-			return nil, errNoDate
+			return nil, awsclock.ErrNoDate
 		}
 		return &v, nil
 	}
@@ -135,8 +136,8 @@ func (s *Store) take(ctx context.Context, a attempt, old view) (keystore.Verdict
 		set += ", #owner = :owner, #token = :token, #takeovers = #takeovers + :one"
 		with[":owner"], with[":token"], with[":one"] = text(a.owner), text(a.token), number(1)
 	}
-	t := term{now, a.lease}
-	with[":until"], with[":lease"] = t.until(), t.length()
+	t := awsclock.Term{From: now, Lease: a.lease}
+	with[":until"], with[":lease"] = until(t), length(t)
 	with[":seen"] = old.values["lease_until"]
 	changed, err := s.update(ctx, a.ID, textOf(old.values, "token"), set, "#lease_until = :seen", with)
 	if err != nil || changed != nil {
@@ -149,16 +150,16 @@ func (s *Store) take(ctx context.Context, a attempt, old view) (keystore.Verdict
 }
 
 // granted is the verdict for a key that is the caller's now. done is false where its lease was written too short, and somebody has taken it already.
-func (s *Store) granted(ctx context.Context, a attempt, t term, old view) (v keystore.Verdict, done bool, err error) {
+func (s *Store) granted(ctx context.Context, a attempt, t awsclock.Term, old view) (v keystore.Verdict, done bool, err error) {
 	v = keystore.Verdict{Outcome: keystore.Fresh, Token: a.token, Record: keystore.Record{ID: a.ID}}
 	if old.values != nil {
-		old.values["owner"], old.values["lease_until"], old.values["lease"] = text(a.owner), t.until(), t.length()
+		old.values["owner"], old.values["lease_until"], old.values["lease"] = text(a.owner), until(t), length(t)
 		v.Record = old.record(a.ID)
 	}
 	if v.Record.Takeovers > 0 {
 		v.Outcome = keystore.TakenOver
 	}
-	if !t.short(s.clock) {
+	if !t.Short(s.clock) {
 		return v, true, nil
 	}
 	if _, err = s.renew(ctx, a.ID, a.token, a.lease); errors.Is(err, keystore.ErrLeaseLost) {

@@ -47,6 +47,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 
 	"github.com/oncemill/oncemill/adapters/store"
+	"github.com/oncemill/oncemill/internal/awsclock"
 	"github.com/oncemill/oncemill/internal/awsconf"
 	"github.com/oncemill/oncemill/middleware/keystore"
 )
@@ -87,7 +88,7 @@ type Store struct {
 	region    string
 	client    *dynamodb.Client
 	transport *http.Transport
-	clock     *clock
+	clock     *awsclock.Clock
 
 	checking chan struct{} // holds one who looks at the table
 	checked  atomic.Bool
@@ -113,9 +114,9 @@ func Open(ctx context.Context, c Config, opts store.Options) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", Name, err)
 	}
-	s := &Store{cfg: c, region: settings.Region, transport: transport, clock: newClock(), checking: make(chan struct{}, 1)}
+	s := &Store{cfg: c, region: settings.Region, transport: transport, clock: awsclock.New(), checking: make(chan struct{}, 1)}
 	s.client = dynamodb.NewFromConfig(settings, func(o *dynamodb.Options) {
-		o.HTTPClient = doer{client: &http.Client{Transport: transport, Timeout: answerWithin}, clock: s.clock}
+		o.HTTPClient = awsclock.Client{HTTP: &http.Client{Transport: transport, Timeout: answerWithin}, Clock: s.clock}
 		o.Retryer = retry.NewStandard(func(r *retry.StandardOptions) { r.MaxAttempts, r.MaxBackoff = attempts, retryPause })
 		if c.Endpoint != "" {
 			o.BaseEndpoint = aws.String(c.Endpoint)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 
+	"github.com/oncemill/oncemill/internal/awsclock"
 	"github.com/oncemill/oncemill/middleware/keystore"
 )
 
@@ -69,10 +70,10 @@ func numberOf(v values, name string) int64 {
 	return 0
 }
 
-// view is an item as it stood, and the service's time when it did.
+// view is an item as it stood, and the service's time at least when it did.
 type view struct {
 	values
-	earliest, latest time.Time
+	earliest time.Time
 }
 
 // state counts a completed key whose time is over as absent: the service removes it days later.
@@ -86,11 +87,7 @@ func (v view) state() keystore.State {
 
 // left is how long nobody else gets the lease; zero or less once it is over for sure.
 func (v view) left() time.Duration {
-	until := numberOf(v.values, "lease_until")
-	if until == 0 {
-		return 0
-	}
-	return time.UnixMilli(until).Add(skew).Sub(v.earliest)
+	return awsclock.Left(numberOf(v.values, "lease_until"), v.earliest)
 }
 
 func (v view) record(id keystore.ID) keystore.Record {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 
+	"github.com/oncemill/oncemill/internal/awsclock"
 	"github.com/oncemill/oncemill/middleware/keystore"
 )
 
@@ -34,13 +35,13 @@ func (s *Store) read(ctx context.Context, id keystore.ID) (view, error) {
 	}
 	v, known := s.seen(out.Item)
 	if !known {
-		return view{}, errNoDate
+		return view{}, awsclock.ErrNoDate
 	}
 	return v, nil
 }
 
 // seen is an item that an answer had, which has come just now. Its time is not known where no answer has ever had a Date.
 func (s *Store) seen(i values) (v view, known bool) {
-	earliest, latest, known := s.clock.between(time.Now())
-	return view{i, earliest, latest}, known
+	now, known := s.clock.At(time.Now())
+	return view{i, now.Earliest}, known
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 
+	"github.com/oncemill/oncemill/internal/awsclock"
 	"github.com/oncemill/oncemill/middleware/keystore"
 )
 
@@ -39,7 +40,7 @@ func (s *Store) complete(ctx context.Context, c keystore.Completion) error {
 		return err
 	}
 	set, with := "SET #state = :completed, #epoch = :epoch, #processed_at = :at, #expires_at = :expires", values{
-		":completed": text(string(keystore.Completed)), ":epoch": text(c.Claim.Epoch), ":at": number(now.latest.UnixMilli()), ":expires": expiry(now, c.Retention),
+		":completed": text(string(keystore.Completed)), ":epoch": text(c.Claim.Epoch), ":at": number(now.Latest.UnixMilli()), ":expires": expiry(now, c.Retention),
 	}
 	if c.Owner != "" {
 		set += ", #owner = :owner"
@@ -60,8 +61,8 @@ func (s *Store) complete(ctx context.Context, c keystore.Completion) error {
 }
 
 // expiry is the first second at which a retention from now on is over for sure.
-func expiry(now instant, retention time.Duration) types.AttributeValue {
-	return number(now.latest.Add(retention + tick - 1).Unix())
+func expiry(now awsclock.Instant, retention time.Duration) types.AttributeValue {
+	return number(now.Latest.Add(retention + time.Second - 1).Unix())
 }
 
 var errResult = errors.New("the result is not JSON")
@@ -120,7 +121,7 @@ func (s *Store) note(ctx context.Context, c keystore.Completion) error {
 	}
 	fresh := values{
 		keyAttribute: name(c.Claim.ID), "state": text(string(keystore.Completed)), "fingerprint": text(c.Claim.Fingerprint), "owner": text(c.Owner),
-		"token": text(""), "epoch": text(c.Claim.Epoch), "processed_at": number(now.latest.UnixMilli()), ttlAttribute: expiry(now, c.Retention),
+		"token": text(""), "epoch": text(c.Claim.Epoch), "processed_at": number(now.Latest.UnixMilli()), ttlAttribute: expiry(now, c.Retention),
 	}
 	if c.Result != nil {
 		fresh["result"] = blob(c.Result)

@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jmoiron/sqlx"
 	"github.com/stretchr/testify/require"
 
 	"github.com/oncemill/oncemill/adapters/store"
@@ -57,16 +56,13 @@ func TestOutbox(t *testing.T) {
 	outboxtest.Run(t, func(t *testing.T) outboxtest.Harness {
 		w, s := newWorld(t)
 		return outboxtest.Harness{
-			Source: s.Outbox(), DB: s.DB(),
+			Source: s.Outbox(), Begin: outboxtest.InSQL(s.DB(), s.Publish),
 			Commit: func(ctx context.Context, records []outbox.Record) error {
 				tx, err := s.Keys().Begin(ctx, keystore.TxOptions{})
 				if err != nil {
 					return err
 				}
 				return tx.Commit(ctx, []keystore.Completion{{Outbox: records}})
-			},
-			Write: func(ctx context.Context, tx *sqlx.Tx, records []outbox.Record) error {
-				return s.Publish(ctx, tx, records)
 			},
 			Reopen: func(t *testing.T) outbox.Source { return w.open(t).Outbox() },
 		}

@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jmoiron/sqlx"
 	"github.com/stretchr/testify/require"
 
 	"github.com/oncemill/oncemill/adapters/store"
@@ -66,16 +65,13 @@ func TestOutbox(t *testing.T) {
 	outboxtest.Run(t, func(t *testing.T) outboxtest.Harness {
 		w, s := newWorld(t)
 		return outboxtest.Harness{
-			Source: s.Outbox(), DB: s.DB(), Writers: 1, Advance: w.advance,
+			Source: s.Outbox(), Begin: outboxtest.InSQL(s.DB(), s.Publish), Writers: 1, Advance: w.advance,
 			Commit: func(ctx context.Context, records []outbox.Record) error {
 				tx, err := s.Keys().Begin(ctx, keystore.TxOptions{})
 				if err != nil {
 					return err
 				}
 				return tx.Commit(ctx, []keystore.Completion{{Outbox: records}})
-			},
-			Write: func(ctx context.Context, tx *sqlx.Tx, records []outbox.Record) error {
-				return s.Publish(ctx, tx, records)
 			},
 			Reopen: func(t *testing.T) outbox.Source { return w.open(t).Outbox() },
 		}

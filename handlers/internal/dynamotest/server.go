@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	awsconfig "github.com/aws/aws-sdk-go-v2/config"
@@ -42,6 +43,7 @@ type Server struct {
 	before map[string]func(n int)
 	lost   map[string]int
 	errs   map[string][]Answer
+	ahead  time.Duration // of the service's clock
 }
 
 // Start returns a way to the server, or skips the test where there is none.
@@ -56,7 +58,10 @@ func Start(t testing.TB) *Server {
 	}
 	upstream, err := url.Parse(real)
 	require.NoError(t, err)
-	proxy := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(upstream); r.Out.Host = r.In.Host }}
+	proxy := &httputil.ReverseProxy{
+		Rewrite:        func(r *httputil.ProxyRequest) { r.SetURL(upstream); r.Out.Host = r.In.Host },
+		ModifyResponse: func(r *http.Response) error { r.Header.Set("Date", s.date()); return nil },
+	}
 	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.pass(proxy, w, r) }))
 	t.Cleanup(front.Close)
 	s.Endpoint = front.URL
@@ -74,6 +79,7 @@ func (s *Server) pass(proxy http.Handler, w http.ResponseWriter, r *http.Request
 		before(n)
 	}
 	if a := s.take(op); a.Code != "" {
+		w.Header().Set("Date", s.date())
 		a.write(w)
 		return
 	}
@@ -127,6 +133,20 @@ func (s *Server) loses(op string) bool {
 	}
 	s.lost[op]--
 	return true
+}
+
+// date is the service's time, as its answers tell it.
+func (s *Server) date() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return time.Now().Add(s.ahead).UTC().Format(http.TimeFormat)
+}
+
+// Advance has the service's clock go on by d.
+func (s *Server) Advance(d time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ahead += d
 }
 
 // Lose has the next n requests of an operation do their work without an answer.

@@ -2,6 +2,7 @@ package outboxtest
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -69,13 +70,13 @@ func recordKeys(records []outbox.Record) []string {
 	return out
 }
 
-// setAside sets all of n records aside and returns them in the order of their ids.
+// setAside sets all of n records aside and returns them in the order in which they were written.
 func (h Harness) setAside(t *testing.T, n int) (owned []outbox.Lane, records []fetched) {
 	t.Helper()
 	h.commit(t, plain("t", "p", n)...)
 	owned = lanes(t, h.Source, "me", long)
 	records = fetch(t, h.Source, owned, 100)
-	slices.SortFunc(records, func(a, b fetched) int { return int(a.ID - b.ID) })
+	slices.SortFunc(records, func(a, b fetched) int { return strings.Compare(a.Key, b.Key) })
 	for _, r := range records {
 		h.fail(t, r, outbox.Failure{Aside: true})
 	}

@@ -158,10 +158,9 @@ func fetchLateCommit(t *testing.T, h Harness) {
 		t.Skip("one writer: ids are given in the order of the commits")
 	}
 	owned := lanes(t, h.Source, "a", long)
-	open, err := h.DB.BeginTxx(t.Context(), nil)
+	open, err := h.Begin(t.Context(), ordered("t", "k", 0, 1))
 	require.NoError(t, err)
 	defer func() { _ = open.Rollback() }()
-	require.NoError(t, h.Write(t.Context(), open, ordered("t", "k", 0, 1)))
 
 	h.commit(t, ordered("t", "k", 1, 2)...)
 	got := fetch(t, h.Source, owned, 100)
@@ -176,9 +175,8 @@ func fetchLateCommit(t *testing.T, h Harness) {
 func fetchRollback(t *testing.T, h Harness) {
 	owned := lanes(t, h.Source, "a", long)
 	for i := range 3 {
-		tx, err := h.DB.BeginTxx(t.Context(), nil)
+		tx, err := h.Begin(t.Context(), ordered("t", "k", i, 1))
 		require.NoError(t, err)
-		require.NoError(t, h.Write(t.Context(), tx, ordered("t", "k", i, 1)))
 		require.NoError(t, tx.Rollback())
 	}
 	h.commit(t, ordered("t", "k", 3, 1)...)
@@ -187,10 +185,9 @@ func fetchRollback(t *testing.T, h Harness) {
 
 func fetchCallersTransaction(t *testing.T, h Harness) {
 	owned := lanes(t, h.Source, "a", long)
-	tx, err := h.DB.BeginTxx(t.Context(), nil)
+	tx, err := h.Begin(t.Context(), ordered("t", "k", 0, 3))
 	require.NoError(t, err)
 	defer func() { _ = tx.Rollback() }()
-	require.NoError(t, h.Write(t.Context(), tx, ordered("t", "k", 0, 3)))
 	require.Empty(t, fetch(t, h.Source, owned, 100), "nothing leaves before the commit")
 	require.NoError(t, tx.Commit())
 	require.Equal(t, "k-000 k-001 k-002", strings.Join(keys(fetch(t, h.Source, owned, 100)), " "))

@@ -4,6 +4,7 @@ package outboxtest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -21,16 +22,38 @@ type Harness struct {
 	Source outbox.Source
 	// Commit writes records in the order of the slice and commits, as a handler's commit does: it wakes the relay.
 	Commit func(ctx context.Context, records []outbox.Record) error
-	// DB opens transactions of a caller's own, and Write writes records in one.
-	DB    *sqlx.DB
-	Write func(ctx context.Context, tx *sqlx.Tx, records []outbox.Record) error
+	// Begin writes records in a transaction of a caller's own and leaves it open.
+	Begin func(ctx context.Context, records []outbox.Record) (Tx, error)
 	// Reopen opens the same outbox a second time, on connections of its own, as another process
 	// would. It closes it at the end of the test.
 	Reopen func(t *testing.T) outbox.Source
 	// Writers is how many transactions can write at once; 0 is no bound.
 	Writers int
+	// Poll is how often the suite's relays look at an idle lane, where each look is dear for the server of the tests; 50ms unless it is longer.
+	Poll time.Duration
 	// Advance moves the store's clock. Nil where it cannot be moved: then the suite waits.
 	Advance func(d time.Duration)
+}
+
+// Tx is a transaction that is open.
+type Tx interface {
+	Commit() error
+	// Rollback after a commit does nothing; its error does not matter then.
+	Rollback() error
+}
+
+// InSQL is a Begin for a database of SQL; write writes records in one of its transactions.
+func InSQL(db *sqlx.DB, write func(ctx context.Context, tx any, records []outbox.Record) error) func(context.Context, []outbox.Record) (Tx, error) {
+	return func(ctx context.Context, records []outbox.Record) (Tx, error) {
+		tx, err := db.BeginTxx(ctx, nil)
+		if err != nil {
+			return nil, err
+		}
+		if err := write(ctx, tx, records); err != nil {
+			return nil, errors.Join(err, tx.Rollback())
+		}
+		return tx, nil
+	}
 }
 
 // Run runs the whole suite. newHarness is called once for each test.
@@ -171,7 +194,7 @@ func find(t *testing.T, records []fetched, key string) fetched {
 func eventually(t *testing.T, check func() error) {
 	t.Helper()
 	deadline := time.Now().Add(patience)
-	for {
+	for pause := 10 * time.Millisecond; ; pause = min(2*pause, 160*time.Millisecond) { // a look can be dear for the server of the tests
 		err := check()
 		if err == nil {
 			return
@@ -179,7 +202,7 @@ func eventually(t *testing.T, check func() error) {
 		if time.Now().After(deadline) {
 			require.NoError(t, err, "not within %s", patience)
 		}
-		time.Sleep(10 * time.Millisecond)
+		time.Sleep(pause)
 	}
 }
 

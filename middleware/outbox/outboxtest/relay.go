@@ -30,10 +30,10 @@ var relayTests = []test{
 }
 
 // config is a relay's configuration for tests: quick, and all its log goes to the test.
-func config(t *testing.T, src outbox.Source, p outbox.Publisher, owner string) outbox.RelayConfig {
+func (h Harness) config(t *testing.T, src outbox.Source, p outbox.Publisher, owner string) outbox.RelayConfig {
 	return outbox.RelayConfig{
 		Source: src, Publisher: p, Owner: owner, Logger: logger(t),
-		Poll: 50 * time.Millisecond, Lease: 5 * time.Second, BackoffMin: 20 * time.Millisecond, BackoffMax: 200 * time.Millisecond,
+		Poll: max(h.Poll, 50*time.Millisecond), Lease: 5 * time.Second, BackoffMin: 20 * time.Millisecond, BackoffMax: 200 * time.Millisecond,
 	}
 }
 
@@ -73,7 +73,7 @@ func relayPublishes(t *testing.T, h Harness) {
 	want := append(plain("t", "p", 250), ordered("u", "k", 0, 30)...)
 	h.commit(t, want...)
 	var published atomic.Int64
-	cfg := config(t, h.Source, &publisher{broker: b}, "a")
+	cfg := h.config(t, h.Source, &publisher{broker: b}, "a")
 	cfg.Observer.Published = func(n int) { published.Add(int64(n)) }
 	r := start(t, cfg)
 	empty(t, h.Source)
@@ -95,7 +95,7 @@ func relayMessage(t *testing.T, h Harness) {
 	}
 	bare := outbox.Record{Topic: "t", UUID: envelope.NewUUID(), Payload: []byte("{}")}
 	h.commit(t, rec, bare)
-	start(t, config(t, h.Source, &publisher{broker: b}, "a"))
+	start(t, h.config(t, h.Source, &publisher{broker: b}, "a"))
 	empty(t, h.Source)
 
 	byUUID := map[string]sent{}
@@ -131,7 +131,7 @@ func relayUnorderedBatch(t *testing.T, h Harness) {
 	h.commit(t, ordered("t", "k", 0, 12)...)
 	h.commit(t, ordered("t", "j", 0, 12)...)
 	b, most := &broker{}, &sync.Map{}
-	start(t, config(t, h.Source, &publisher{broker: b, before: batches(most)}, "a"))
+	start(t, h.config(t, h.Source, &publisher{broker: b, before: batches(most)}, "a"))
 	empty(t, h.Source)
 	for _, key := range []string{"k", "j"} {
 		n, _ := most.Load(key)
@@ -143,7 +143,7 @@ func relayUnorderedBatch(t *testing.T, h Harness) {
 func relayOrderedBatch(t *testing.T, h Harness) {
 	h.commit(t, ordered("t", "k", 0, 12)...)
 	b, most := &broker{}, &sync.Map{}
-	cfg := config(t, h.Source, &publisher{broker: b, ordered: true, before: batches(most)}, "a")
+	cfg := h.config(t, h.Source, &publisher{broker: b, ordered: true, before: batches(most)}, "a")
 	cfg.OrderedBatch = true
 	start(t, cfg)
 	empty(t, h.Source)
@@ -170,7 +170,7 @@ func requireOrder(t *testing.T, b *broker, orderingKey string, n int) {
 
 func relayWoken(t *testing.T, h Harness) {
 	b := &broker{}
-	cfg := config(t, h.Source, &publisher{broker: b}, "a")
+	cfg := h.config(t, h.Source, &publisher{broker: b}, "a")
 	cfg.Poll = time.Hour
 	cfg.Lease = time.Minute
 	held := make(chan int, 16)
@@ -194,7 +194,7 @@ func relayDeliverAt(t *testing.T, h Harness) {
 	late.DeliverAt = due
 	h.commit(t, late, record("t", "now"))
 	b := &broker{}
-	start(t, config(t, h.Source, &publisher{broker: b, before: func(_ context.Context, _ string, msgs []*message.Message) error {
+	start(t, h.config(t, h.Source, &publisher{broker: b, before: func(_ context.Context, _ string, msgs []*message.Message) error {
 		for _, m := range msgs {
 			if m.Metadata.Get(envelope.KeyHeader) == "late" && time.Now().Before(due) && h.Advance == nil {
 				return errors.New("too early")
@@ -218,7 +218,7 @@ func relayStop(t *testing.T, h Harness) {
 	h.commit(t, record("t", "a"))
 	b := &broker{}
 	entered, leave := make(chan struct{}), make(chan struct{})
-	cfg := config(t, h.Source, &publisher{broker: b, before: func(ctx context.Context, _ string, _ []*message.Message) error {
+	cfg := h.config(t, h.Source, &publisher{broker: b, before: func(ctx context.Context, _ string, _ []*message.Message) error {
 		close(entered)
 		select {
 		case <-leave:
@@ -247,7 +247,7 @@ func relayStop(t *testing.T, h Harness) {
 func relayStopCuts(t *testing.T, h Harness) {
 	h.commit(t, record("t", "a"))
 	entered := make(chan struct{})
-	cfg := config(t, h.Source, &publisher{broker: &broker{}, before: func(ctx context.Context, _ string, _ []*message.Message) error {
+	cfg := h.config(t, h.Source, &publisher{broker: &broker{}, before: func(ctx context.Context, _ string, _ []*message.Message) error {
 		close(entered)
 		<-ctx.Done()
 		return fmt.Errorf("publish: %w", ctx.Err())
@@ -267,7 +267,7 @@ func relayStatus(t *testing.T, h Harness) {
 	late.DeliverAt = time.Now().Add(time.Hour)
 	h.commit(t, late)
 	got := make(chan outbox.Status, 100)
-	cfg := config(t, h.Source, &publisher{broker: &broker{}}, "a")
+	cfg := h.config(t, h.Source, &publisher{broker: &broker{}}, "a")
 	cfg.StatusEvery = 20 * time.Millisecond
 	cfg.Observer.Status = func(s outbox.Status) {
 		select {

@@ -84,7 +84,7 @@ func failuresAtTheHead(t *testing.T, h Harness) {
 		}
 		return nil
 	})
-	cfg := config(t, h.Source, &publisher{broker: b}, "a")
+	cfg := h.config(t, h.Source, &publisher{broker: b}, "a")
 	seen := observe(&cfg)
 	start(t, cfg)
 	for _, r := range h.aside(t, len(bad)) {
@@ -107,7 +107,7 @@ func failuresContract(t *testing.T, h Harness) {
 	noUUID.UUID = ""
 	h.commit(t, append([]outbox.Record{large, reserved, topic, noUUID}, plain("t", "good", 30)...)...)
 	b := &broker{}
-	cfg := config(t, h.Source, &publisher{broker: b}, "a")
+	cfg := h.config(t, h.Source, &publisher{broker: b}, "a")
 	cfg.MaxPayload = 256 << 10
 	start(t, cfg)
 	rules := map[string]string{
@@ -130,7 +130,7 @@ func failuresUnroutable(t *testing.T, h Harness) {
 		}
 		return nil
 	})
-	cfg := config(t, h.Source, &publisher{broker: b}, "a")
+	cfg := h.config(t, h.Source, &publisher{broker: b}, "a")
 	cfg.MaxAttempts = 2
 	seen := observe(&cfg)
 	start(t, cfg)
@@ -155,7 +155,7 @@ func outage(t *testing.T, h Harness, upBefore bool, fail error) *tally {
 	b := &broker{}
 	var mu sync.Mutex
 	batches, up := 0, upBefore
-	cfg := config(t, h.Source, &publisher{broker: b, before: func(context.Context, string, []*message.Message) error {
+	cfg := h.config(t, h.Source, &publisher{broker: b, before: func(context.Context, string, []*message.Message) error {
 		mu.Lock()
 		defer mu.Unlock()
 		if batches++; !up {
@@ -216,11 +216,11 @@ func failuresUnmarkedOutage(t *testing.T, h Harness) {
 // failuresLongOutage: a backlog that grew while the broker was away is visible, goes out when it is back, each record once, and the
 // relay never has more of it in hand than its batch.
 func failuresLongOutage(t *testing.T, h Harness) {
-	const backlog, batch = 2000, 50
+	const backlog, batch = 600, 50
 	b := &broker{}
 	var up atomic.Bool
 	var tried, inHand, most atomic.Int64
-	cfg := config(t, h.Source, &publisher{broker: b, before: func(_ context.Context, _ string, msgs []*message.Message) error {
+	cfg := h.config(t, h.Source, &publisher{broker: b, before: func(_ context.Context, _ string, msgs []*message.Message) error {
 		n := inHand.Add(int64(len(msgs)))
 		defer inHand.Add(-int64(len(msgs)))
 		most.Store(max(most.Load(), n))
@@ -232,8 +232,8 @@ func failuresLongOutage(t *testing.T, h Harness) {
 	}}, "a")
 	cfg.Batch = batch
 	start(t, cfg)
-	for i := range backlog / 100 {
-		h.commit(t, plain("t", fmt.Sprint("p", i, "-"), 100)...)
+	for i := range backlog / 30 {
+		h.commit(t, plain("t", fmt.Sprint("p", i, "-"), 30)...)
 	}
 	eventually(t, func() error {
 		if n := tried.Load(); n < 20 {
@@ -263,7 +263,7 @@ func failuresOneTopic(t *testing.T, h Harness) {
 		}
 		return nil
 	})
-	start(t, config(t, h.Source, &publisher{broker: b}, "a"))
+	start(t, h.config(t, h.Source, &publisher{broker: b}, "a"))
 	eventually(t, func() error {
 		if n := len(b.taken()); n < 50 {
 			return fmt.Errorf("%d published", n)
@@ -284,7 +284,7 @@ func failuresRefused(t *testing.T, h Harness) {
 		}
 		return nil
 	})
-	cfg := config(t, h.Source, &publisher{broker: b}, "a")
+	cfg := h.config(t, h.Source, &publisher{broker: b}, "a")
 	cfg.MaxAttempts = 4
 	seen := observe(&cfg)
 	start(t, cfg)
@@ -329,7 +329,7 @@ func failuresOrder(t *testing.T, h Harness) {
 				left--
 				return errors.New("not yet")
 			})
-			cfg := config(t, h.Source, &publisher{broker: b, ordered: orderedBatch}, "a")
+			cfg := h.config(t, h.Source, &publisher{broker: b, ordered: orderedBatch}, "a")
 			cfg.OrderedBatch, cfg.BackoffMin = orderedBatch, 300*time.Millisecond
 			r := start(t, cfg)
 			empty(t, h.Source)
@@ -350,7 +350,7 @@ func failuresAsideOrder(t *testing.T, h Harness) {
 		}
 		return nil
 	})
-	start(t, config(t, h.Source, &publisher{broker: b}, "a"))
+	start(t, h.config(t, h.Source, &publisher{broker: b}, "a"))
 	h.aside(t, 1)
 	require.Equal(t, []string{"k-000", "k-001", "k-003", "k-004", "k-005"}, b.keys())
 }
@@ -366,7 +366,7 @@ func (m mute) PublishBatch(ctx context.Context, topic string, msgs []*message.Me
 func failuresMissingOutcomes(t *testing.T, h Harness) {
 	h.commit(t, plain("t", "p", 40)...)
 	b := &broker{}
-	cfg := config(t, h.Source, mute{&publisher{broker: b}}, "a")
+	cfg := h.config(t, h.Source, mute{&publisher{broker: b}}, "a")
 	cfg.MaxAttempts = 1000
 	start(t, cfg)
 	empty(t, h.Source)

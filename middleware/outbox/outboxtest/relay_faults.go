@@ -31,8 +31,9 @@ const crashLease = time.Second
 
 var errKilled = errors.New("killed")
 
-// crash runs a relay that dies at the given point, the first time that it gets there after skip times.
-func crash(t *testing.T, cfg outbox.RelayConfig, point faultpoint.Point, skip int) {
+// crash runs a relay that dies at the given point, the first time that it gets there after skip times. Where the clock can be moved, its lease is
+// over then.
+func (h Harness) crash(t *testing.T, cfg outbox.RelayConfig, point faultpoint.Point, skip int) {
 	t.Helper()
 	var passed atomic.Int64
 	cfg.Fault = func(_ context.Context, at faultpoint.Point) error {
@@ -46,6 +47,9 @@ func crash(t *testing.T, cfg outbox.RelayConfig, point faultpoint.Point, skip in
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	require.ErrorIs(t, relay.Run(ctx), errKilled)
+	if h.Advance != nil {
+		h.Advance(cfg.Lease)
+	}
 }
 
 func faultKilledBeforeMarking(t *testing.T, h Harness) {
@@ -60,9 +64,9 @@ func faultKilledBeforeMarking(t *testing.T, h Harness) {
 	unmarked := 0
 	for i := range kills {
 		owner := fmt.Sprint("relay-", i)
-		cfg := config(t, h.Source, &publisher{broker: b, relay: owner}, owner)
+		cfg := h.config(t, h.Source, &publisher{broker: b, relay: owner}, owner)
 		cfg.Lease, cfg.Batch = crashLease, batch
-		crash(t, cfg, faultpoint.PublishedBeforeMarked, i%3)
+		h.crash(t, cfg, faultpoint.PublishedBeforeMarked, i%3)
 		s, err := h.Source.Status(t.Context())
 		require.NoError(t, err)
 		require.Positive(t, s.Pending, "the kills come too late to show anything")
@@ -71,7 +75,7 @@ func faultKilledBeforeMarking(t *testing.T, h Harness) {
 		require.LessOrEqual(t, unmarked-before, batch, "one kill leaves more than a batch to be copied")
 	}
 	require.Positive(t, unmarked, "no kill hit a published batch")
-	start(t, config(t, h.Source, &publisher{broker: b, relay: "last"}, "last"))
+	start(t, h.config(t, h.Source, &publisher{broker: b, relay: "last"}, "last"))
 	empty(t, h.Source)
 
 	require.ElementsMatch(t, recordKeys(want), b.keys())
@@ -84,11 +88,11 @@ func faultKilledBeforeMarking(t *testing.T, h Harness) {
 func faultKilledAfterReading(t *testing.T, h Harness) {
 	h.commit(t, plain("t", "p", 20)...)
 	b := &broker{}
-	cfg := config(t, h.Source, &publisher{broker: b}, "dead")
+	cfg := h.config(t, h.Source, &publisher{broker: b}, "dead")
 	cfg.Lease, cfg.Workers = crashLease, 1
-	crash(t, cfg, faultpoint.OutboxRead, 0)
+	h.crash(t, cfg, faultpoint.OutboxRead, 0)
 	require.Empty(t, b.taken())
-	start(t, config(t, h.Source, &publisher{broker: b}, "next"))
+	start(t, h.config(t, h.Source, &publisher{broker: b}, "next"))
 	empty(t, h.Source)
 	require.Len(t, b.taken(), 20)
 }
@@ -96,11 +100,11 @@ func faultKilledAfterReading(t *testing.T, h Harness) {
 func faultKilledAfterMarking(t *testing.T, h Harness) {
 	h.commit(t, plain("t", "p", 20)...)
 	b := &broker{}
-	cfg := config(t, h.Source, &publisher{broker: b}, "dead")
+	cfg := h.config(t, h.Source, &publisher{broker: b}, "dead")
 	cfg.Lease, cfg.Workers = crashLease, 1
-	crash(t, cfg, faultpoint.Marked, 0)
+	h.crash(t, cfg, faultpoint.Marked, 0)
 	require.NotEmpty(t, b.taken())
-	start(t, config(t, h.Source, &publisher{broker: b}, "next"))
+	start(t, h.config(t, h.Source, &publisher{broker: b}, "next"))
 	empty(t, h.Source)
 	require.Len(t, b.taken(), 20, "what was marked is not repeated")
 }
@@ -118,7 +122,7 @@ func faultTwoRelays(t *testing.T, h Harness) {
 		return nil
 	})
 	relay := func(src outbox.Source, name string) outbox.RelayConfig {
-		cfg := config(t, src, &publisher{broker: b, relay: name}, name)
+		cfg := h.config(t, src, &publisher{broker: b, relay: name}, name)
 		cfg.Batch, cfg.Lease, cfg.MaxAttempts = 10, time.Second, 1000
 		return cfg
 	}
@@ -192,7 +196,11 @@ func (c *cut) AcquireLanes(ctx context.Context, owner string, lease time.Duratio
 	if c.lanes.Load() {
 		return nil, errCut
 	}
-	return c.Source.AcquireLanes(ctx, owner, lease)
+	lanes, err := c.Source.AcquireLanes(ctx, owner, lease)
+	if c.lanes.Load() {
+		return nil, errCut // its answer is lost
+	}
+	return lanes, err
 }
 
 // Done fails while done is set.
@@ -223,7 +231,7 @@ func faultUncertainLease(t *testing.T, h Harness) {
 		return nil // the broker took it all the same
 	}}
 	h.commit(t, ordered("t", "k", 0, 5)...)
-	cfg := config(t, src, first, "cut-off")
+	cfg := h.config(t, src, first, "cut-off")
 	cfg.Lease = lease
 	start(t, cfg)
 	receive(t, entered)
@@ -231,7 +239,7 @@ func faultUncertainLease(t *testing.T, h Harness) {
 	if h.Advance != nil {
 		h.Advance(lease)
 	}
-	second := config(t, h.Reopen(t), &publisher{broker: b, relay: "next"}, "next")
+	second := h.config(t, h.Reopen(t), &publisher{broker: b, relay: "next"}, "next")
 	start(t, second)
 	empty(t, h.Source)
 	for i, s := range b.taken() {
@@ -245,7 +253,7 @@ func faultSourceAway(t *testing.T, h Harness) {
 	src := &cut{Source: h.Source}
 	src.lanes.Store(true)
 	b := &broker{}
-	cfg := config(t, src, &publisher{broker: b}, "a")
+	cfg := h.config(t, src, &publisher{broker: b}, "a")
 	cfg.Lease = time.Second
 	start(t, cfg)
 	require.Never(t, func() bool { return len(b.taken()) > 0 }, 300*time.Millisecond, 20*time.Millisecond)
@@ -259,7 +267,7 @@ func faultMarkAgain(t *testing.T, h Harness) {
 	src := &cut{Source: h.Source}
 	src.done.Store(true)
 	b := &broker{}
-	start(t, config(t, src, &publisher{broker: b}, "a"))
+	start(t, h.config(t, src, &publisher{broker: b}, "a"))
 	eventually(t, func() error {
 		if len(b.taken()) == 0 {
 			return errors.New("nothing published")

@@ -1,4 +1,4 @@
-package dynamostore
+package awsclock
 
 import (
 	"math/rand/v2"
@@ -6,19 +6,17 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/oncemill/oncemill/middleware/keystore"
 )
 
 // service is a server whose clock differs from this machine's, by more and more.
 type service struct {
-	c     *clock
+	c     *Clock
 	local time.Time
 	ahead time.Duration
 }
 
 func newService() *service {
-	c := newClock()
+	c := New()
 	return &service{c: c, local: c.origin, ahead: 1234567891 * time.Microsecond}
 }
 
@@ -43,14 +41,15 @@ func (s *service) ask(to, fro time.Duration) {
 func TestClockHoldsTheServicesTime(t *testing.T) {
 	t.Parallel()
 	s := newService()
-	_, _, known := s.c.between(s.local)
+	_, known := s.c.At(s.local)
 	require.False(t, known)
 	dice := rand.New(rand.NewPCG(1, 2))
 	narrowest := time.Hour
 	for range 20_000 {
 		s.ask(time.Duration(dice.IntN(200))*time.Millisecond, time.Duration(dice.IntN(200))*time.Millisecond)
 		for range 3 {
-			earliest, latest, known := s.c.between(s.local)
+			now, known := s.c.At(s.local)
+			earliest, latest := now.Earliest, now.Latest
 			require.True(t, known)
 			require.False(t, earliest.After(s.now()), "%s is after %s", earliest, s.now())
 			require.False(t, latest.Before(s.now()), "%s is before %s", latest, s.now())
@@ -62,12 +61,12 @@ func TestClockHoldsTheServicesTime(t *testing.T) {
 	require.Less(t, narrowest, 300*time.Millisecond)
 
 	s.ahead += time.Hour // the machine was suspended, and its clock stood still
-	_, latest, _ := s.c.between(s.local)
-	require.True(t, latest.Before(s.now()))
+	now, _ := s.c.At(s.local)
+	require.True(t, now.Latest.Before(s.now()))
 	s.ask(0, time.Second)
-	earliest, latest, _ := s.c.between(s.local)
-	require.False(t, earliest.After(s.now()))
-	require.False(t, latest.Before(s.now()))
+	now, _ = s.c.At(s.local)
+	require.False(t, now.Earliest.After(s.now()))
+	require.False(t, now.Latest.Before(s.now()))
 }
 
 // Whatever two processes believe of the time, a lease is over for the one not before it is for the other.
@@ -81,26 +80,19 @@ func TestLeaseIsOverForItsHolderFirst(t *testing.T) {
 		rival.local = holder.local
 		holder.ask(time.Duration(dice.IntN(300))*time.Millisecond, 0)
 		asked := holder.local
-		earliest, latest, _ := holder.c.between(asked)
-		until := term{instant{asked, earliest, latest}, lease}.until()
+		from, _ := holder.c.At(asked)
+		until := Term{from, lease}.Until()
 
 		// Another server of the service answers the rival, whose clock is before the other's.
 		rival.local = asked.Add(lease - 400*time.Millisecond)
-		rival.ahead += skew * 9 / 10
+		rival.ahead += Skew * 9 / 10
 		rival.ask(0, 0)
-		earliest, latest, _ = rival.c.between(rival.local)
-		require.Positive(t, view{values{"lease_until": until}, earliest, latest}.left())
+		now, _ := rival.c.At(rival.local)
+		require.Positive(t, Left(until, now.Earliest))
 
 		rival.pass(3500*time.Millisecond, 0)
 		rival.ask(0, 0)
-		earliest, latest, _ = rival.c.between(rival.local)
-		require.LessOrEqual(t, view{values{"lease_until": until}, earliest, latest}.left(), time.Duration(0), "and so much later it is over for all")
+		now, _ = rival.c.At(rival.local)
+		require.LessOrEqual(t, Left(until, now.Earliest), time.Duration(0), "and so much later it is over for all")
 	}
-}
-
-// Scope and key never run into each other.
-func TestNames(t *testing.T) {
-	t.Parallel()
-	one, two := name(keystore.ID{Scope: "a", Key: "b:c"}), name(keystore.ID{Scope: "a:b", Key: "c"})
-	require.NotEqual(t, one, two)
 }
