@@ -295,37 +295,6 @@ func TestFlowLosesItsShardAtEachStep(t *testing.T) {
 	}
 }
 
-// What Kafka refuses costs its own message only.
-func TestF060FlowBuriesWhatCannotBePublished(t *testing.T) {
-	t.Parallel()
-	p := newPlant(t, 1)
-	p.out = newTopic(t, 1, map[string]string{"max.message.bytes": "20000"})
-	p.does(func(ctx context.Context, out *idempotency.Outputs, msg *message.Message) error {
-		switch string(msg.Payload) {
-		case "large":
-			return out.Publish(ctx, p.out, message.NewMessage("", []byte(strings.Repeat("x", 30000))))
-		case "huge":
-			return out.Publish(ctx, p.out, message.NewMessage("", []byte(strings.Repeat("x", 2<<20))))
-		case "late":
-			late := message.NewMessage("", []byte("late"))
-			late.Metadata.Set(envelope.DeliverAtHeader, time.Now().Add(time.Hour).Format(time.RFC3339))
-			return out.Publish(ctx, p.out, late)
-		}
-		return nil
-	})
-	for _, key := range []string{"a", "large", "b", "huge", "c", "late", "d"} {
-		p.put(key, key, key)
-	}
-	source := p.run()
-	requireOnce(t, published(t, p.out, 4), []string{"a", "b", "c", "d"})
-	reasons := map[string]string{}
-	for _, row := range p.rows(parking.Dead, 3) {
-		reasons[row.Key] = row.Reason
-	}
-	require.Equal(t, map[string]string{"large": "unpublishable", "huge": "payload-too-large", "late": "unpublishable"}, reasons)
-	p.drain(source)
-}
-
 // A stop lets the handler that runs finish and its batch commit; a message that waits for a retry is parked.
 func TestFlowStopsGracefully(t *testing.T) {
 	t.Parallel()

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"slices"
 	"time"
 
@@ -277,7 +279,8 @@ func markOutage(err error) error {
 			return err
 		}
 	}
-	if errors.Is(err, errClosed) {
+	var network net.Error
+	if errors.Is(err, errClosed) || errors.As(err, &network) || errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) {
 		return fmt.Errorf("%w: %w", outbox.ErrUnavailable, err)
 	}
 	if !errors.As(err, &said) {

@@ -69,8 +69,8 @@ func (s *session) Data(r io.Reader) error {
 		From: s.from, To: s.to, MessageID: messageID(data), Data: data,
 		TLS: encrypted, User: s.user, ReceivedAt: time.Now(),
 	})
-	if delay > 0 {
-		s.sink.wait(delay)
+	if delay > 0 && !s.sink.wait(delay) {
+		result = drop // whoever waits for an answer has none from a server that is gone
 	}
 	switch result {
 	case refuse:

@@ -285,13 +285,15 @@ func (s *Sink) keep(l Letter) {
 	s.letters = append(s.letters, l)
 }
 
-// wait returns after d, or at once when the sink closes.
-func (s *Sink) wait(d time.Duration) {
+// wait waits for d, and reports false when the sink was closed before.
+func (s *Sink) wait(d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
+		return true
 	case <-s.closed:
+		return false
 	}
 }
 
