@@ -3,14 +3,13 @@ package handlertest
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
-	"syscall"
+	"testing"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -72,7 +71,8 @@ func (o orders) run(k *Kit) (told, error) {
 	ctx, cancel := k.context()
 	defer cancel()
 	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run="+pattern(o.Test), "-test.count=1", "-test.timeout="+(2*patience).String())
-	cmd.Env = append(os.Environ(), childOrders+"="+string(text))
+	// What the child leaves behind when it is killed is in a folder that goes with the trial's.
+	cmd.Env = append(os.Environ(), childOrders+"="+string(text), "TMPDIR="+o.Dir)
 	out, failed := cmd.CombinedOutput()
 	var said told
 	if data, err := os.ReadFile(o.Told); err == nil {
@@ -86,14 +86,7 @@ func (o orders) run(k *Kit) (told, error) {
 func (k *Kit) childOf(p *proof) {
 	k.t.Helper()
 	k.test, k.line = k.t.Name(), k.callSite()
-	text := os.Getenv(childOrders)
-	if text == "" {
-		return
-	}
-	var o orders
-	if err := json.Unmarshal([]byte(text), &o); err != nil {
-		k.t.Fatalf("handlertest: orders: %v", err)
-	}
+	o := ordersOf(k.t)
 	if o.Test != k.test || o.Line != k.line {
 		return
 	}
@@ -103,6 +96,18 @@ func (k *Kit) childOf(p *proof) {
 	}
 	o.tell(said)
 	os.Exit(0)
+}
+
+// ordersOf returns what this process was started for, and nothing where nobody started it so.
+func ordersOf(t testing.TB) orders {
+	t.Helper()
+	var o orders
+	if text := os.Getenv(childOrders); text != "" {
+		if err := json.Unmarshal([]byte(text), &o); err != nil {
+			t.Fatalf("handlertest: orders: %v", err)
+		}
+	}
+	return o
 }
 
 // callSite names the line of the test that called Prove, or one of its relatives.
@@ -154,7 +159,7 @@ func (o orders) tell(said told) {
 	if err == nil {
 		err = os.WriteFile(o.Told, data, 0o600)
 	}
-	if err != nil && !errors.Is(err, syscall.EPIPE) {
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "handlertest: telling the parent:", err)
 	}
 }

@@ -35,8 +35,9 @@ type database interface {
 
 // address is where a database is, and what it has of its clock in the process.
 type address struct {
-	Place string
-	Ahead time.Duration
+	Place  string
+	Family string `json:",omitempty"` // what the names of the test's databases on a server begin with
+	Ahead  time.Duration
 }
 
 // sqliteFile is a database in a file.
@@ -74,7 +75,7 @@ func (f *sqliteFile) advance(_ context.Context, d time.Duration) error {
 func (f *sqliteFile) cut(context.Context, string) error { return errCut }
 
 func (f *sqliteFile) address() address {
-	return address{f.path, time.Duration(f.ahead.Load())}
+	return address{Place: f.path, Ahead: time.Duration(f.ahead.Load())}
 }
 
 func (f *sqliteFile) at(a address) database {

@@ -1,8 +1,6 @@
 package handlertest
 
 import (
-	"testing"
-
 	"pgregory.net/rapid"
 )
 
@@ -12,12 +10,7 @@ import (
 // fifth of it with -short), -rapid.seed which.
 func (k *Kit) Explore(invariant func(k *Kit), messages ...Message) {
 	k.t.Helper()
-	p := &proof{kit: k, kinds: kinds, invariant: invariant, messages: messages}
-	k.childOf(p)
-	t, ok := k.t.(*testing.T)
-	if !ok {
-		k.t.Fatalf("handlertest: a proof within a proof")
-	}
+	p, t := k.newProof(kinds, invariant, messages)
 	if said := p.undisturbed(t); said != "" {
 		t.Fatal("without a fault: " + said)
 	}
@@ -26,7 +19,7 @@ func (k *Kit) Explore(invariant func(k *Kit), messages ...Message) {
 			rt.Fatal(said)
 		}
 	})
-	t.Logf("handlertest: %d schedules were tried, in %d of them a message ended in doubt, as its policy says", p.tried, p.doubted)
+	p.report(t)
 }
 
 // draw draws a schedule. What comes first is what a shortened one tends to.

@@ -1,8 +1,6 @@
 package handlertest
 
 import (
-	"testing"
-
 	"github.com/oncemill/oncemill/adapters/store"
 	"github.com/oncemill/oncemill/middleware/outbox"
 )
@@ -24,9 +22,7 @@ func Kinds() []Kind { return kinds }
 // hold. tried is how many there were.
 func (k *Kit) Shortest(kinds []Kind, invariant func(k *Kit), messages ...Message) (said string, tried int) {
 	k.t.Helper()
-	p := &proof{kit: k, kinds: kinds, invariant: invariant, messages: messages}
-	k.childOf(p)
-	t := k.t.(*testing.T)
+	p, t := k.newProof(kinds, invariant, messages)
 	if said := p.undisturbed(t); said != "" {
 		return "without a fault: " + said, 1
 	}

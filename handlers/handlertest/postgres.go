@@ -26,6 +26,7 @@ func OnPostgres(url string) Option {
 // postgresDatabase is one database on a server. Its clock is a function in a schema that is searched before PostgreSQL's own.
 type postgresDatabase struct {
 	server string // the URL of a database that is there already
+	family string // begins the names of all databases of a test, also those that its killed processes leave
 	name   string
 	ahead  atomic.Int64 // of the server's clock, as far as this process moved it
 }
@@ -39,7 +40,12 @@ CREATE FUNCTION handlertest.clock_timestamp() RETURNS timestamptz LANGUAGE sql V
 
 func newPostgres(t testing.TB, server string) database {
 	t.Helper()
-	p := createPostgres(t, server, "")
+	family := ordersOf(t).Where.Family
+	if family == "" {
+		family = "handlertest_" + strings.ToLower(rand.Text()[:12])
+		t.Cleanup(func() { dropFamily(t, server, family) })
+	}
+	p := createPostgres(t, server, family, "")
 	if err := p.exec(t.Context(), p.url("clock"), postgresClock); err != nil {
 		t.Fatalf("handlertest: the clock of database %s: %v", p.name, err)
 	}
@@ -47,9 +53,9 @@ func newPostgres(t testing.TB, server string) database {
 }
 
 // createPostgres makes a database from a template ("" is the server's), and drops it when t ends.
-func createPostgres(t testing.TB, server, template string) *postgresDatabase {
+func createPostgres(t testing.TB, server, family, template string) *postgresDatabase {
 	t.Helper()
-	p := &postgresDatabase{server: server, name: "handlertest_" + strings.ToLower(rand.Text()[:16])}
+	p := &postgresDatabase{server: server, family: family, name: family + "_" + strings.ToLower(rand.Text()[:12])}
 	create := "CREATE DATABASE " + p.name
 	if template != "" {
 		create += " TEMPLATE " + template
@@ -75,6 +81,29 @@ func createPostgres(t testing.TB, server, template string) *postgresDatabase {
 		}
 	})
 	return p
+}
+
+// dropFamily drops what is left of a test's databases.
+func dropFamily(t testing.TB, server, family string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	db, err := sqlx.Open("pgx", server)
+	if err != nil {
+		t.Errorf("handlertest: dropping databases: %v", err)
+		return
+	}
+	defer db.Close()
+	var names []string
+	err = db.SelectContext(ctx, &names, `SELECT datname FROM pg_database WHERE starts_with(datname, $1)`, family)
+	for _, name := range names {
+		if err == nil {
+			_, err = db.ExecContext(ctx, "DROP DATABASE "+name+" WITH (FORCE)")
+		}
+	}
+	if err != nil {
+		t.Errorf("handlertest: dropping databases: %v", err)
+	}
 }
 
 func (p *postgresDatabase) exec(ctx context.Context, url, statement string) error {
@@ -107,7 +136,7 @@ func (p *postgresDatabase) open(ctx context.Context, replica string, log *slog.L
 
 func (p *postgresDatabase) copy(t testing.TB, _ *sqlx.DB) database {
 	t.Helper()
-	c := createPostgres(t, p.server, p.name)
+	c := createPostgres(t, p.server, p.family, p.name)
 	c.ahead.Store(p.ahead.Load())
 	return c
 }
@@ -126,11 +155,11 @@ func (p *postgresDatabase) cut(ctx context.Context, replica string) error {
 }
 
 func (p *postgresDatabase) address() address {
-	return address{p.name, time.Duration(p.ahead.Load())}
+	return address{p.name, p.family, time.Duration(p.ahead.Load())}
 }
 
 func (p *postgresDatabase) at(a address) database {
-	there := &postgresDatabase{server: p.server, name: a.Place}
+	there := &postgresDatabase{server: p.server, family: a.Family, name: a.Place}
 	there.ahead.Store(int64(a.Ahead))
 	return there
 }

@@ -39,12 +39,7 @@ func (k *Kit) FailEverywhere(to, key string, payload any, check func(k *Kit)) {
 
 func (k *Kit) prove(kinds []Kind, invariant func(k *Kit), messages []Message) {
 	k.t.Helper()
-	p := &proof{kit: k, kinds: kinds, invariant: invariant, messages: messages}
-	k.childOf(p)
-	t, ok := k.t.(*testing.T)
-	if !ok {
-		k.t.Fatalf("handlertest: a proof within a proof")
-	}
+	p, t := k.newProof(kinds, invariant, messages)
 	var shortest string
 	t.Run("00-undisturbed", func(t *testing.T) {
 		if said := p.undisturbed(t); said != "" {
@@ -69,6 +64,24 @@ func (k *Kit) prove(kinds []Kind, invariant func(k *Kit), messages []Message) {
 	if shortest != "" {
 		t.Errorf("handlertest: %d schedules were tried; the shortest that fails is repeated by\n  go test -run '%s'", p.tried, pattern(shortest))
 	}
+	p.report(t)
+}
+
+// newProof returns a proof and its test. In a process that was started to be killed it does not return.
+func (k *Kit) newProof(kinds []Kind, invariant func(k *Kit), messages []Message) (*proof, *testing.T) {
+	k.t.Helper()
+	p := &proof{kit: k, kinds: kinds, invariant: invariant, messages: messages}
+	k.childOf(p)
+	t, ok := k.t.(*testing.T)
+	if !ok {
+		k.t.Fatalf("handlertest: a proof within a proof")
+	}
+	return p, t
+}
+
+// report says how many schedules were tried.
+func (p *proof) report(t *testing.T) {
+	t.Helper()
 	t.Logf("handlertest: %d schedules were tried, in %d of them a message ended in doubt, as its policy says", p.tried, p.doubted)
 }
 

@@ -3,6 +3,9 @@ package handlertest_test
 import (
 	"testing"
 
+	"github.com/jmoiron/sqlx"
+	"github.com/stretchr/testify/require"
+
 	"github.com/oncemill/oncemill/handlers/handlertest"
 	"github.com/oncemill/oncemill/handlers/payments"
 	"github.com/oncemill/oncemill/internal/testenv"
@@ -14,7 +17,21 @@ func TestProve(t *testing.T) {
 
 // Payments on a server, where rivals really run at the same time and connections really break.
 func TestPaymentsOnPostgres(t *testing.T) {
-	provePayments(handlertest.New(t, payments.Plugin(), nil, handlertest.OnPostgres(testenv.PostgresServer(t))))
+	server := testenv.PostgresServer(t)
+	before := proofDatabases(t, server)
+	t.Run("proof", func(t *testing.T) {
+		provePayments(handlertest.New(t, payments.Plugin(), nil, handlertest.OnPostgres(server)))
+	})
+	require.Subset(t, before, proofDatabases(t, server), "also killed processes leave nothing")
+}
+
+func proofDatabases(t *testing.T, server string) (names []string) {
+	t.Helper()
+	db, err := sqlx.Open("pgx", server)
+	require.NoError(t, err)
+	defer db.Close()
+	require.NoError(t, db.Select(&names, `SELECT datname FROM pg_database WHERE starts_with(datname, 'handlertest_')`))
+	return names
 }
 
 func provePayments(k *handlertest.Kit) {

@@ -24,8 +24,8 @@ type trial struct {
 	doubted  bool                     // a message is in doubt, as its handler's policy says
 
 	beside   sync.WaitGroup // deliveries to rivals
-	mu       sync.Mutex
-	returned []int // messages that rivals handed back
+	mu       sync.Mutex     // guards reached, steps and returned while an action runs
+	returned []int          // messages that rivals handed back
 }
 
 // begin copies the kit's database for a trial that reports to t.
@@ -99,19 +99,28 @@ func (tr *trial) publish(i int, a action) {
 
 // hook notes the steps that an action passes, and breaks the one that is to break.
 func (tr *trial) hook(i int, a action) stepHook {
-	n := 0
 	return func(ctx context.Context, at step) error {
 		if at.point == faultpoint.BeforeRenewal { // comes by the clock, and so at another place each time
 			return nil
 		}
-		n++
-		tr.steps[i] = append(tr.steps[i], at)
-		if a.Fault == nil || n != a.Fault.Step || !at.can(a.Fault.Kind) {
+		if !tr.breaks(i, a, at) {
 			return nil
 		}
-		tr.reached[i] = at.point
 		return tr.breakStep(ctx, a, at)
 	}
+}
+
+// breaks notes a step that an action passes, and reports whether it is the one to break. A handler that overran its deadline may still pass steps
+// beside those of its next attempt.
+func (tr *trial) breaks(i int, a action, at step) bool {
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	tr.steps[i] = append(tr.steps[i], at)
+	if a.Fault == nil || len(tr.steps[i]) != a.Fault.Step || !at.can(a.Fault.Kind) {
+		return false
+	}
+	tr.reached[i] = at.point
+	return true
 }
 
 // settle delivers what the broker still has, and lets time pass, until nothing is pending and nothing waits.
