@@ -29,14 +29,19 @@ var update = flag.Bool("update", false, "write the generated files")
 // adapters say of themselves, so this test needs all servers.
 func TestGuaranteesAreDocumented(t *testing.T) {
 	t.Parallel()
-	file := filepath.Join("..", "docs", "guarantees.md")
-	text := guaranteesPage(t)
+	documented(t, "guarantees.md", guaranteesPage(t))
+}
+
+// documented checks that a file in docs has this text, which the program makes, or with -update writes it.
+func documented(t *testing.T, name, text string) {
+	t.Helper()
+	file := filepath.Join("..", "docs", name)
 	if *update {
 		require.NoError(t, os.WriteFile(file, []byte(text), 0o644))
 	}
 	content, err := os.ReadFile(file)
 	require.NoError(t, err)
-	require.Equal(t, text, string(content), "run: go test ./app -run TestGuaranteesAreDocumented -update")
+	require.Equal(t, text, string(content), "run: go test ./app -run %s -update", t.Name())
 }
 
 // configured is an adapter with its defaults and the least that it needs.

@@ -5,8 +5,6 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -21,14 +19,7 @@ import (
 // docs/metrics.md lists every series that an application registers, with the help that /metrics shows, and the values of labels that the program knows.
 func TestMetricsAreDocumented(t *testing.T) {
 	t.Parallel()
-	file := filepath.Join("..", "docs", "metrics.md")
-	text := metricsPage(t)
-	if *update {
-		require.NoError(t, os.WriteFile(file, []byte(text), 0o644))
-	}
-	content, err := os.ReadFile(file)
-	require.NoError(t, err)
-	require.Equal(t, text, string(content), "run: go test ./app -run TestMetricsAreDocumented -update")
+	documented(t, "metrics.md", metricsPage(t))
 }
 
 // Every series says what it counts, and is what it says it is.

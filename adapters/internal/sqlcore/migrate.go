@@ -10,6 +10,8 @@ import (
 	"slices"
 
 	"github.com/pressly/goose/v3"
+
+	"github.com/oncemill/oncemill/adapters/store"
 )
 
 // MigrationSet is one set of goose files with a version table of its own.
@@ -18,8 +20,26 @@ type MigrationSet struct {
 	Files fs.FS
 }
 
-// Folder is the part of files for a dialect; false where there is none.
-func Folder(files fs.FS, dialect string) (fs.FS, bool) {
+// MigrationSets are the store's own migrations, of the folder "migrations" in own, and then those of plugins, each from its folder for the dialect. A
+// plugin without one is store.ErrDialect.
+func MigrationSets(own fs.FS, plugins []store.MigrationSet, dialect string) ([]MigrationSet, error) {
+	files, err := fs.Sub(own, "migrations")
+	if err != nil {
+		return nil, err
+	}
+	all := []MigrationSet{{Name: "store", Files: files}}
+	for _, set := range plugins {
+		files, ok := folder(set.Files, dialect)
+		if !ok {
+			return nil, fmt.Errorf("migrations of %s: no folder %q: %w", set.Name, dialect, store.ErrDialect)
+		}
+		all = append(all, MigrationSet{Name: set.Name, Files: files})
+	}
+	return all, nil
+}
+
+// folder is the part of files for a dialect; false where there is none.
+func folder(files fs.FS, dialect string) (fs.FS, bool) {
 	if files == nil {
 		return nil, false
 	}

@@ -9,7 +9,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io/fs"
 	"strings"
 
 	"github.com/pressly/goose/v3"
@@ -162,17 +161,5 @@ func tableExists(ctx context.Context, db *sql.DB, table string) (bool, error) {
 }
 
 func migrationSets(sets []store.MigrationSet) ([]sqlcore.MigrationSet, error) {
-	own, err := fs.Sub(migrations, "migrations")
-	if err != nil {
-		return nil, err
-	}
-	all := []sqlcore.MigrationSet{{Name: "store", Files: own}}
-	for _, set := range sets {
-		files, ok := sqlcore.Folder(set.Files, "mysql")
-		if !ok {
-			return nil, fmt.Errorf("migrations of %s: no folder %q: %w", set.Name, "mysql", store.ErrDialect)
-		}
-		all = append(all, sqlcore.MigrationSet{Name: set.Name, Files: files})
-	}
-	return all, nil
+	return sqlcore.MigrationSets(migrations, sets, "mysql")
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"embed"
 	"fmt"
-	"io/fs"
 	"math/rand/v2"
 	"strings"
 	"time"
@@ -163,17 +162,5 @@ func (c Config) place(ctx context.Context, missing bool) (string, error) {
 }
 
 func migrationSets(sets []store.MigrationSet) ([]sqlcore.MigrationSet, error) {
-	own, err := fs.Sub(migrations, "migrations")
-	if err != nil {
-		return nil, err
-	}
-	all := []sqlcore.MigrationSet{{Name: "store", Files: own}}
-	for _, set := range sets {
-		files, ok := sqlcore.Folder(set.Files, "postgres")
-		if !ok {
-			return nil, fmt.Errorf("migrations of %s: no folder %q: %w", set.Name, "postgres", store.ErrDialect)
-		}
-		all = append(all, sqlcore.MigrationSet{Name: set.Name, Files: files})
-	}
-	return all, nil
+	return sqlcore.MigrationSets(migrations, sets, "postgres")
 }

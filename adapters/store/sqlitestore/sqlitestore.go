@@ -21,7 +21,6 @@ import (
 	"embed"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"net/url"
 	"os"
@@ -284,17 +283,5 @@ func (s *Store) tableExists(ctx context.Context) func(table string) (bool, error
 }
 
 func migrationSets(sets []store.MigrationSet) ([]sqlcore.MigrationSet, error) {
-	own, err := fs.Sub(migrations, "migrations")
-	if err != nil {
-		return nil, err
-	}
-	all := []sqlcore.MigrationSet{{Name: "store", Files: own}}
-	for _, set := range sets {
-		files, ok := sqlcore.Folder(set.Files, "sqlite")
-		if !ok {
-			return nil, fmt.Errorf("migrations of %s: no folder %q: %w", set.Name, "sqlite", store.ErrDialect)
-		}
-		all = append(all, sqlcore.MigrationSet{Name: set.Name, Files: files})
-	}
-	return all, nil
+	return sqlcore.MigrationSets(migrations, sets, "sqlite")
 }
