@@ -1,15 +1,16 @@
 // Package handlertest tests a plugin's handlers from an ordinary go test, with nothing installed: through the real engine, on a
-// SQLite file of the test's own. A message is delivered once, twice, to two replicas at the same moment, or with a failure at
-// each step of its way, and the test says which rows, messages and dead letters it wants to see.
+// SQLite file of the test's own (or on PostgreSQL, see OnPostgres). A message is delivered once, twice, to two replicas at the same moment, or again
+// and again with each step of its way broken in each way, and the test says which rows, messages and dead letters it wants to see.
 //
 //	func TestRisk(t *testing.T) {
 //		k := handlertest.New(t, risk.Plugin(), nil)
-//		k.DeliverTwice("payments.completed", "pay-1", risk.Payment{ID: "p1", Amount: "5.00"})
-//		k.WantRow(`SELECT count(*) FROM risk_seen`, 1)
-//		k.WantPublished("risk.flagged", 1)
+//		k.Prove(func(k *handlertest.Kit) {
+//			k.WantRow(`SELECT count(*) FROM risk_seen`, 1)
+//			k.WantPublished("risk.flagged", 1)
+//		}, handlertest.Message{To: "payments.completed", Key: "pay-1", Payload: risk.Payment{ID: "p1", Amount: "5.00"}})
 //	}
 //
-// No broker takes part: what a handler publishes stays in the outbox, where Published reads it. A failure that would be tried
+// No broker takes part: what a handler publishes stays in the outbox, or goes to a file when a proof lets the relay run; Published reads both. A failure that would be tried
 // again is parked at once (an external handler's after half a second); Advance moves the clock, and runs what is due by then.
 package handlertest
 
