@@ -1,7 +1,12 @@
 # shellcheck shell=bash
 # Redis from Debian.
 
-redis_ports() { port ONCEMILL_TEST_REDIS_PORT 16379; }
+# The bus of a cluster would by default listen 10000 above the port, which is often in
+# the range that outgoing connections take theirs from.
+redis_ports() {
+	port ONCEMILL_TEST_REDIS_PORT 16379
+	port ONCEMILL_TEST_REDIS_BUS_PORT 16380
+}
 
 redis_install() {
 	need_packages /usr/bin/redis-server redis-server
@@ -14,7 +19,8 @@ redis_start() {
 	need_ports "$ONCEMILL_TEST_REDIS_PORT"
 	mkdir -p "$data"
 	read -ra options <<<"${ONCEMILL_TEST_REDIS_OPTIONS:-}"
-	launch redis /usr/bin/redis-server --port "$ONCEMILL_TEST_REDIS_PORT" --bind 127.0.0.1 --dir "$data" --daemonize no \
+	launch redis /usr/bin/redis-server --port "$ONCEMILL_TEST_REDIS_PORT" --cluster-port "$ONCEMILL_TEST_REDIS_BUS_PORT" \
+		--bind 127.0.0.1 --dir "$data" --daemonize no \
 		--save "" --appendonly yes --appendfsync everysec --maxmemory-policy noeviction "${options[@]}"
 	await redis 30 redis_answers
 }

@@ -40,7 +40,7 @@ func (s *system) replica(name string, withTally bool) *replica {
 	s.t.Helper()
 	r := &replica{
 		t: s.t, system: s, name: name, program: binary, args: []string{"run", "--config", s.file},
-		admin: freeAddress(s.t), log: filepath.Join(s.dir, name+".log"),
+		admin: testenv.FreeAddress(s.t), log: filepath.Join(s.dir, name+".log"),
 	}
 	r.env = append(bareEnvironment(), "ONCEMILL_ADMIN__LISTEN="+r.admin)
 	if withTally {
@@ -60,14 +60,6 @@ func (s *system) replica(name string, withTally bool) *replica {
 // bareEnvironment is this process's environment without what would configure a replica.
 func bareEnvironment() []string {
 	return slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "ONCEMILL_") })
-}
-
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	return l.Addr().String()
 }
 
 // start starts the process and returns at once.

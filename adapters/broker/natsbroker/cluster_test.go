@@ -4,9 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/url"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -26,7 +27,7 @@ import (
 type cluster struct {
 	t       *testing.T
 	dir     string
-	ports   []int // of the routes
+	routes  []*url.URL
 	servers []*server.Server
 }
 
@@ -34,7 +35,7 @@ func startCluster(t *testing.T) *cluster {
 	t.Helper()
 	c := &cluster{t: t, dir: t.TempDir()}
 	for range 3 {
-		c.ports = append(c.ports, freePort(t))
+		c.routes = append(c.routes, &url.URL{Scheme: "nats-route", Host: testenv.FreeAddress(t)})
 	}
 	for n := range 3 {
 		s, err := server.NewServer(c.member(n))
@@ -52,27 +53,16 @@ func startCluster(t *testing.T) *cluster {
 	return c
 }
 
-func freePort(t *testing.T) int {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
-}
-
 // member makes the options of a server.
 func (c *cluster) member(n int) *server.Options {
-	o := &server.Options{
+	port, err := strconv.Atoi(c.routes[n].Port())
+	require.NoError(c.t, err)
+	return &server.Options{
 		ServerName: fmt.Sprintf("n%d", n), Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true,
 		JetStream: true, JetStreamDomain: "hub", StoreDir: filepath.Join(c.dir, fmt.Sprint(n)), Tags: []string{"disk:fast"},
-		Cluster: server.ClusterOpts{Name: "c", Host: "127.0.0.1", Port: c.ports[n]},
+		Cluster: server.ClusterOpts{Name: "c", Host: "127.0.0.1", Port: port},
+		Routes:  slices.Delete(slices.Clone(c.routes), n, n+1),
 	}
-	for other, port := range c.ports {
-		if other != n {
-			o.Routes = append(o.Routes, &url.URL{Scheme: "nats-route", Host: fmt.Sprintf("127.0.0.1:%d", port)})
-		}
-	}
-	return o
 }
 
 // awaitLeader waits until the servers know each other and have elected one.
