@@ -7,6 +7,7 @@ package broker
 import (
 	"context"
 	"log/slog"
+	"net"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -40,6 +41,8 @@ type Options struct {
 	ClientName string
 	// MaxPayload is the largest payload in bytes.
 	MaxPayload int
+	// Dial, where set, makes the connections in place of the adapter, for who wants to break them; TLS goes on top. The brokers sql and sqs dial for themselves.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
 // Broker is one open connection to a broker. It reconnects by itself, with

@@ -6,6 +6,7 @@ import (
 	"context"
 	"io/fs"
 	"log/slog"
+	"net"
 
 	"github.com/jmoiron/sqlx"
 
@@ -36,6 +37,8 @@ type Options struct {
 	ClientName string
 	// Connections is how many connections the application can use at once; an adapter's own setting wins.
 	Connections int
+	// Dial, where set, makes the connections in place of the adapter, for who wants to break them; TLS goes on top. DynamoDB's are made by Amazon's client.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
 // Store is one open database. Safe for concurrent use.

@@ -8,6 +8,8 @@ package faultpoint
 import (
 	"context"
 	"slices"
+
+	"github.com/ThreeDotsLabs/watermill/message"
 )
 
 // Point is one step.
@@ -83,6 +85,30 @@ func Relay() []Point { return slices.Clone(relay) }
 // Hook is called at each step; its error is what the step would have returned. It may also panic, block or end the process. It is
 // called concurrently.
 type Hook func(ctx context.Context, at Point) error
+
+// Subject is the message on whose way a step lies.
+type Subject struct {
+	Scope string
+	// Key is empty where the message has none, or none that could be read.
+	Key     string
+	Message *message.Message
+}
+
+type subjectKey struct{}
+
+// About returns a context that tells the hook whose step it is; without a hook it is ctx.
+func (h Hook) About(ctx context.Context, s Subject) context.Context {
+	if h == nil {
+		return ctx
+	}
+	return context.WithValue(ctx, subjectKey{}, s)
+}
+
+// SubjectOf returns whose step ctx belongs to. Those of the relay, which works on batches, belong to nobody.
+func SubjectOf(ctx context.Context) (Subject, bool) {
+	s, ok := ctx.Value(subjectKey{}).(Subject)
+	return s, ok
+}
 
 // At calls the hook, where there is one.
 func (h Hook) At(ctx context.Context, at Point) error {

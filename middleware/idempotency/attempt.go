@@ -32,7 +32,7 @@ func (e *Engine) attemptTransactional(ctx context.Context, j *job) error {
 	completion.Claim.Retention, completion.Claim.Owner = completion.Retention, completion.Owner
 	if j.id.Key == "" {
 		completion.Keep = true
-		e.observe(Event{Kind: EventKeyless, Scope: j.id.Scope})
+		e.observe(Event{Kind: EventKeyless, Scope: j.id.Scope, Key: j.id.Key})
 	} else {
 		verdicts, err := tx.Claim(ctx, []keystore.Claim{completion.Claim})
 		if err != nil {
@@ -41,7 +41,7 @@ func (e *Engine) attemptTransactional(ctx context.Context, j *job) error {
 		switch verdicts[0].Outcome {
 		case keystore.Fresh:
 		case keystore.TakenOver: // left by an external handler that had the scope before
-			e.observe(Event{Kind: EventTakeover, Scope: j.id.Scope})
+			e.observe(Event{Kind: EventTakeover, Scope: j.id.Scope, Key: j.id.Key})
 		default:
 			return e.answer(ctx, j, verdicts[0], tx)
 		}
@@ -154,7 +154,7 @@ func (e *Engine) commit(ctx context.Context, j *job, tx keystore.Tx, facade *Tx,
 	if err := tx.Commit(ctx, []keystore.Completion{c}); err != nil {
 		return inStore(err, "commit")
 	}
-	e.observe(Event{Kind: EventCompleted, Scope: j.id.Scope, Duration: time.Since(j.started)})
+	e.observe(Event{Kind: EventCompleted, Scope: j.id.Scope, Key: j.id.Key, Duration: time.Since(j.started)})
 	e.note(ctx, c)
 	e.afterCommit(ctx, facade.after)
 	if err := e.fault.At(ctx, faultpoint.Committed); err != nil {
@@ -208,7 +208,7 @@ func (e *Engine) answer(ctx context.Context, j *job, v keystore.Verdict, tx keys
 	default:
 		return fmt.Errorf("the store answered a claim with %q", v.Outcome)
 	}
-	event := Event{Kind: skipped(v.Outcome), Scope: j.id.Scope}
+	event := Event{Kind: skipped(v.Outcome), Scope: j.id.Scope, Key: j.id.Key}
 	resend := v.Outcome == keystore.Duplicate && e.binding.Resend
 	if j.parked != nil || resend {
 		resent, err := e.conclude(ctx, j, tx, resend)

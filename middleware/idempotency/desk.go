@@ -59,7 +59,7 @@ func (e *Engine) park(ctx, wait context.Context, j *job, f failure, due time.Dur
 	if err != nil {
 		return err
 	}
-	e.observe(Event{Kind: EventParked, Scope: j.id.Scope, Reason: f.reason})
+	e.observe(Event{Kind: EventParked, Scope: j.id.Scope, Key: j.id.Key, Reason: f.reason})
 	e.woken()
 	return e.fault.At(ctx, faultpoint.Parked)
 }
@@ -74,7 +74,7 @@ func (e *Engine) bury(ctx, wait context.Context, j *job, f failure) error {
 	if err != nil {
 		return err
 	}
-	e.observe(Event{Kind: kind, Scope: j.id.Scope, Reason: f.reason})
+	e.observe(Event{Kind: kind, Scope: j.id.Scope, Key: j.id.Key, Reason: f.reason})
 	e.woken()
 	return e.fault.At(ctx, faultpoint.DeadLetterWritten)
 }

@@ -120,8 +120,8 @@ func (e *Engine) Process(msg *message.Message) error {
 	defer e.inside.Done()
 	wait, cancel := joined(msg.Context(), e.stopping)
 	defer cancel()
-	e.observe(Event{Kind: EventReceived, Scope: e.binding.Scope})
 	j, violation := e.open(msg)
+	e.observe(Event{Kind: EventReceived, Scope: e.binding.Scope, Key: j.id.Key})
 	if err := e.ready(wait); err != nil {
 		return e.handBack(j, err)
 	}
@@ -168,6 +168,7 @@ func (e *Engine) enter() bool {
 func (e *Engine) finish(wait context.Context, j *job, violation error) error {
 	run, cancel := joined(context.WithoutCancel(wait), e.aborted)
 	defer cancel()
+	run = e.fault.About(run, faultpoint.Subject{Scope: j.id.Scope, Key: j.id.Key, Message: j.msg})
 	err := e.fault.At(run, faultpoint.Received)
 	if err == nil && violation != nil {
 		f := e.classify(violation)
@@ -187,10 +188,10 @@ func (e *Engine) finish(wait context.Context, j *job, violation error) error {
 
 func (e *Engine) handBack(j *job, why error) error {
 	if j.parked != nil && errors.Is(why, parking.ErrLeaseLost) {
-		e.observe(Event{Kind: EventLeaseLost, Scope: j.id.Scope})
+		e.observe(Event{Kind: EventLeaseLost, Scope: j.id.Scope, Key: j.id.Key})
 		return why
 	}
-	e.observe(Event{Kind: EventHandedBack, Scope: j.id.Scope})
+	e.observe(Event{Kind: EventHandedBack, Scope: j.id.Scope, Key: j.id.Key})
 	return errHandBack
 }
 

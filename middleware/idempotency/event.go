@@ -30,6 +30,8 @@ const (
 type Event struct {
 	Kind  EventKind
 	Scope string
+	// Key is the message's, where the step is one message's and it is known. It is never a label of a metric.
+	Key string
 	// Reason is a constant code, for dead letters, retries and parked messages.
 	Reason   string
 	Duration time.Duration

@@ -40,7 +40,7 @@ func (e *Engine) attemptExternal(ctx, wait context.Context, j *job) error {
 		v.Outcome, v.Record.FirstAt, v.Record.Takeovers = keystore.TakenOver, j.calledAt, 1
 	}
 	if v.Outcome == keystore.TakenOver {
-		e.observe(Event{Kind: EventTakeover, Scope: j.id.Scope})
+		e.observe(Event{Kind: EventTakeover, Scope: j.id.Scope, Key: j.id.Key})
 		return e.takeOver(held, wait, j, v.Record)
 	}
 	return e.call(held, wait, j)
@@ -71,7 +71,7 @@ func (e *Engine) hold(ctx context.Context, j *job) (held context.Context, releas
 		defer close(done)
 		for pause(held, e.binding.Lease/3) {
 			if err := e.renew(held, j); errors.Is(err, keystore.ErrLeaseLost) {
-				e.observe(Event{Kind: EventLeaseLost, Scope: j.id.Scope})
+				e.observe(Event{Kind: EventLeaseLost, Scope: j.id.Scope, Key: j.id.Key})
 				e.log.WarnContext(ctx, "lease lost to another owner", "scope", j.id.Scope, "message_uuid", j.msg.UUID)
 				cancel(keystore.ErrLeaseLost)
 			}
@@ -312,7 +312,7 @@ func (e *Engine) doubt(ctx, wait context.Context, j *job, reason string, cause e
 	if err := cmp.Or(err, lost); err != nil {
 		return err
 	}
-	e.observe(Event{Kind: EventInDoubt, Scope: j.id.Scope, Reason: reason})
+	e.observe(Event{Kind: EventInDoubt, Scope: j.id.Scope, Key: j.id.Key, Reason: reason})
 	return nil
 }
 

@@ -37,7 +37,7 @@ func (e *Engine) recalled(ctx context.Context, j *job) bool {
 	if e.onDup != nil {
 		e.onDup(ctx, j.msg, r)
 	}
-	e.observe(Event{Kind: EventDuplicate, Scope: j.id.Scope, Reason: reasonHint})
+	e.observe(Event{Kind: EventDuplicate, Scope: j.id.Scope, Key: j.id.Key, Reason: reasonHint})
 	return true
 }
 

@@ -183,10 +183,10 @@ func (e *Engine) settle(ctx, wait context.Context, j *job, p *patience, err erro
 		return p.short(), false, nil
 	case unavailable:
 		e.distrustHints()
-		e.observe(Event{Kind: EventUnavailable, Scope: j.id.Scope})
+		e.observe(Event{Kind: EventUnavailable, Scope: j.id.Scope, Key: j.id.Key})
 		return p.outage(), false, nil
 	case contention:
-		e.observe(Event{Kind: EventContention, Scope: j.id.Scope})
+		e.observe(Event{Kind: EventContention, Scope: j.id.Scope, Key: j.id.Key})
 		if p.contended() < e.binding.Retry.Contention {
 			return p.short(), false, nil
 		}
@@ -226,7 +226,7 @@ func (e *Engine) settleTransient(ctx, wait context.Context, j *job, p *patience,
 		return 0, true, e.bury(ctx, wait, j, f)
 	}
 	if here {
-		e.observe(Event{Kind: EventRetried, Scope: j.id.Scope, Reason: f.reason})
+		e.observe(Event{Kind: EventRetried, Scope: j.id.Scope, Key: j.id.Key, Reason: f.reason})
 		return delay, false, nil
 	}
 	return 0, true, e.park(ctx, wait, j, f, delay)

@@ -46,7 +46,7 @@ func (c Config) newConfig(opts broker.Options) (*sarama.Config, error) {
 	conf.Metadata.Retry.Max, conf.Metadata.Retry.Backoff = 3, 100*time.Millisecond
 	conf.Admin.Timeout = 8 * time.Second
 	conf.Consumer.IsolationLevel = sarama.ReadCommitted
-	return conf, c.secure(conf)
+	return conf, c.secure(conf, opts)
 }
 
 // clientID returns a name that the protocol allows.
@@ -72,9 +72,17 @@ type dialer func(network, addr string) (net.Conn, error)
 
 func (d dialer) Dial(network, addr string) (net.Conn, error) { return d(network, addr) }
 
-func (c Config) secure(conf *sarama.Config) error {
-	if c.Dial != nil {
-		conf.Net.Proxy.Enable, conf.Net.Proxy.Dialer = true, dialer(c.Dial)
+func (c Config) secure(conf *sarama.Config, opts broker.Options) error {
+	dial := c.Dial
+	if dial == nil && opts.Dial != nil {
+		dial = func(network, addr string) (net.Conn, error) {
+			ctx, cancel := context.WithTimeout(context.Background(), dialTimeout)
+			defer cancel()
+			return opts.Dial(ctx, network, addr)
+		}
+	}
+	if dial != nil {
+		conf.Net.Proxy.Enable, conf.Net.Proxy.Dialer = true, dialer(dial)
 	}
 	if c.TLS.Enabled {
 		tlsConfig, err := c.TLS.config()

@@ -70,13 +70,19 @@ func (a address) token() string {
 }
 
 // addressDialer connects to wherever the server listens now: it may have moved since the last connection.
-type addressDialer struct{ dir string }
+type addressDialer struct {
+	dir  string
+	dial dialFunc // nil: TCP
+}
 
 // Dial implements nats.CustomDialer.
 func (d addressDialer) Dial(network, _ string) (net.Conn, error) {
 	a := readAddress(d.dir)
 	if a.Addr == "" {
 		return nil, errors.New("no process serves the data folder yet")
+	}
+	if d.dial != nil {
+		return d.dial.Dial(network, a.Addr)
 	}
 	dialer := net.Dialer{Timeout: dialTimeout}
 	return dialer.Dial(network, a.Addr)

@@ -53,7 +53,7 @@ func openEmbedded(ctx context.Context, decode func(any) error, opts broker.Optio
 	}
 	// The address is the dialer's matter; the name stands in logs only.
 	l, err := connect(ctx, "nats://embedded:4222", (&Config{}).api(), slowestEmbedded, opts.Logger,
-		nats.Name(opts.ClientName), nats.SetCustomDialer(addressDialer{dir: opts.DataDir}), nats.SkipHostLookup(), nats.IgnoreDiscoveredServers(),
+		nats.Name(opts.ClientName), nats.SetCustomDialer(addressDialer{dir: opts.DataDir, dial: opts.Dial}), nats.SkipHostLookup(), nats.IgnoreDiscoveredServers(),
 		nats.TokenHandler(func() string { return readAddress(opts.DataDir).Token }))
 	if err != nil {
 		return nil, fmt.Errorf("embedded broker in %s: %w", opts.DataDir, errors.Join(err, n.failure(), n.close()))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -31,6 +32,25 @@ func Factory() broker.Factory {
 	}
 }
 
+// dialed lets the application make the connections, where it wants to.
+func dialed(opts broker.Options) nats.Option {
+	return func(o *nats.Options) error {
+		if opts.Dial != nil {
+			o.CustomDialer = dialFunc(opts.Dial)
+		}
+		return nil
+	}
+}
+
+// dialFunc is a nats.CustomDialer.
+type dialFunc func(ctx context.Context, network, address string) (net.Conn, error)
+
+func (d dialFunc) Dial(network, address string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), dialTimeout)
+	defer cancel()
+	return d(ctx, network, address)
+}
+
 func decodeExternal(decode func(any) error) (Config, error) {
 	cfg := defaultConfig()
 	if err := decode(&cfg); err != nil {
@@ -52,7 +72,7 @@ func openExternal(ctx context.Context, decode func(any) error, opts broker.Optio
 	if err != nil {
 		return nil, fmt.Errorf("nats: %w", err)
 	}
-	l, err := connect(ctx, where.list(), cfg.api(), slowestReconnect, opts.Logger, append(access, nats.Name(opts.ClientName))...)
+	l, err := connect(ctx, where.list(), cfg.api(), slowestReconnect, opts.Logger, append(access, nats.Name(opts.ClientName), dialed(opts))...)
 	if err != nil {
 		return nil, fmt.Errorf("nats: %s: %w", where.list(), cfg.explain(err, where))
 	}

@@ -90,8 +90,8 @@ func Open(ctx context.Context, cfg Config, opts broker.Options) (broker.Broker, 
 		subs:   map[*subscriber]struct{}{},
 		topics: map[string][]broker.Subscription{},
 	}
-	b.publish = newLink(cfg, opts.ClientName+" publish", b.log)
-	b.consume = newLink(cfg, opts.ClientName+" consume", b.log)
+	b.publish = newLink(cfg, opts, opts.ClientName+" publish", b.log)
+	b.consume = newLink(cfg, opts, opts.ClientName+" consume", b.log)
 	b.publisher = &publisher{b: b, pool: newPool(b.publish)}
 	if _, _, err := b.consume.get(ctx); err != nil {
 		_ = b.Close()

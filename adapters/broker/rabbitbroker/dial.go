@@ -14,6 +14,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/oncemill/oncemill/adapters/broker"
 	"github.com/oncemill/oncemill/adapters/internal/tlsfault"
 )
 
@@ -58,7 +59,7 @@ func (c Config) currentURL() (string, amqp.URI, error) {
 }
 
 // dial opens a connection within ctx. Its errors name the host and never the password.
-func (c Config) dial(ctx context.Context, clientName string) (*amqp.Connection, error) {
+func (c Config) dial(ctx context.Context, opts broker.Options, clientName string) (*amqp.Connection, error) {
 	text, uri, err := c.currentURL()
 	if err != nil {
 		return nil, err
@@ -74,8 +75,12 @@ func (c Config) dial(ctx context.Context, clientName string) (*amqp.Connection, 
 	ctx, cancel := context.WithTimeout(ctx, connectWithin)
 	defer cancel()
 	stop := func() bool { return true }
+	dial := opts.Dial
+	if dial == nil {
+		dial = (&net.Dialer{}).DialContext
+	}
 	cfg.Dial = func(network, addr string) (net.Conn, error) {
-		conn, err := (&net.Dialer{}).DialContext(ctx, network, addr)
+		conn, err := dial(ctx, network, addr)
 		if err != nil {
 			return nil, err
 		}

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/oncemill/oncemill/adapters/broker"
 )
 
 var errClosed = errors.New("the broker is closed")
@@ -23,6 +25,7 @@ const (
 // broker that holds back publishers does not hold back acks.
 type link struct {
 	cfg  Config
+	opts broker.Options
 	name string
 	log  *slog.Logger
 
@@ -38,8 +41,8 @@ type link struct {
 	watches sync.WaitGroup
 }
 
-func newLink(cfg Config, name string, log *slog.Logger) *link {
-	l := &link{cfg: cfg, name: name, log: log, turn: make(chan struct{}, 1)}
+func newLink(cfg Config, opts broker.Options, name string, log *slog.Logger) *link {
+	l := &link{cfg: cfg, opts: opts, name: name, log: log, turn: make(chan struct{}, 1)}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	return l
 }
@@ -65,7 +68,7 @@ func (l *link) get(ctx context.Context) (*amqp.Connection, *alarm, error) {
 	if err := sleep(ctx, time.Until(l.next)); err != nil {
 		return nil, nil, l.ended(ctx)
 	}
-	conn, err := l.cfg.dial(ctx, l.name)
+	conn, err := l.cfg.dial(ctx, l.opts, l.name)
 	if err != nil {
 		if l.ctx.Err() != nil {
 			return nil, nil, errClosed

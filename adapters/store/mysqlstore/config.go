@@ -11,6 +11,7 @@ import (
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/oncemill/oncemill/adapters/internal/mysqlwire"
+	"github.com/oncemill/oncemill/adapters/store"
 )
 
 // Config sets up the store.
@@ -64,7 +65,7 @@ func (c Config) Validate() error {
 var errNoDatabase = errors.New("dsn names no database: put its name at the end, or set schema")
 
 // driverConfig reads the connection string, from its file where it is in one, and sets what the store depends on.
-func (c Config) driverConfig(clientName string) (*mysql.Config, error) {
+func (c Config) driverConfig(opts store.Options) (*mysql.Config, error) {
 	dsn := c.DSN
 	if c.DSNFile != "" {
 		text, err := os.ReadFile(c.DSNFile)
@@ -83,5 +84,6 @@ func (c Config) driverConfig(clientName string) (*mysql.Config, error) {
 	if cfg.DBName == "" {
 		return nil, errNoDatabase
 	}
-	return cfg, mysqlwire.Prepare(cfg, clientName)
+	cfg.DialFunc = opts.Dial
+	return cfg, mysqlwire.Prepare(cfg, opts.ClientName)
 }

@@ -142,7 +142,7 @@ func (c Config) wholeScript(ctx context.Context, sets []store.MigrationSet) (str
 
 // place is what a script begins with: the database where the store's connections look for the tables, and their settings.
 func (c Config) place(missing bool) (string, error) {
-	cfg, err := c.driverConfig("")
+	cfg, err := c.driverConfig(store.Options{})
 	if err != nil {
 		return "", err
 	}

@@ -90,7 +90,7 @@ func Open(ctx context.Context, c Config, opts store.Options) (*Store, error) {
 	if s.logger == nil {
 		s.logger = slog.Default()
 	}
-	configure := func() (*mysql.Config, error) { return c.driverConfig(opts.ClientName) }
+	configure := func() (*mysql.Config, error) { return c.driverConfig(opts) }
 	cfg, err := configure()
 	if err != nil {
 		return nil, fmt.Errorf("mysql: %w", err)

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/oncemill/oncemill/adapters/internal/pgwire"
+	"github.com/oncemill/oncemill/adapters/store"
 )
 
 // Config sets up the store.
@@ -69,7 +70,7 @@ func (c Config) withDefaults() Config {
 }
 
 // connConfig reads the connection string, from its file where it is in one.
-func (c Config) connConfig(_ context.Context, clientName string) (*pgx.ConnConfig, error) {
+func (c Config) connConfig(_ context.Context, opts store.Options) (*pgx.ConnConfig, error) {
 	dsn := c.DSN
 	if c.DSNFile != "" {
 		text, err := os.ReadFile(c.DSNFile)
@@ -85,8 +86,11 @@ func (c Config) connConfig(_ context.Context, clientName string) (*pgx.ConnConfi
 	if c.Schema != defaultSchema {
 		cfg.RuntimeParams["search_path"] = pgx.Identifier{c.Schema}.Sanitize()
 	}
-	if clientName != "" && cfg.RuntimeParams["application_name"] == "" {
-		cfg.RuntimeParams["application_name"] = clientName
+	if opts.ClientName != "" && cfg.RuntimeParams["application_name"] == "" {
+		cfg.RuntimeParams["application_name"] = opts.ClientName
+	}
+	if opts.Dial != nil {
+		cfg.DialFunc = opts.Dial
 	}
 	return cfg, nil
 }

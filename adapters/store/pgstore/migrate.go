@@ -145,7 +145,7 @@ func (c Config) wholeScript(ctx context.Context, sets []store.MigrationSet) (str
 
 // place is what a script begins with, so that its tables are made where the store's connections look for them.
 func (c Config) place(ctx context.Context, missing bool) (string, error) {
-	cfg, err := c.connConfig(ctx, "")
+	cfg, err := c.connConfig(ctx, store.Options{})
 	if err != nil {
 		return "", err
 	}

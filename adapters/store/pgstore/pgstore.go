@@ -87,7 +87,7 @@ func Open(ctx context.Context, c Config, opts store.Options) (*Store, error) {
 		return nil, fmt.Errorf("postgres: %w", err)
 	}
 	c = c.withDefaults()
-	configure := func(ctx context.Context) (*pgx.ConnConfig, error) { return c.connConfig(ctx, opts.ClientName) }
+	configure := func(ctx context.Context) (*pgx.ConnConfig, error) { return c.connConfig(ctx, opts) }
 	first, err := configure(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("postgres: %w", err)

@@ -8,6 +8,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"github.com/oncemill/oncemill/adapters/store"
 )
 
 const (
@@ -26,11 +28,11 @@ func (quiet) Printf(context.Context, string, ...any) {}
 var silence = sync.OnceFunc(func() { redis.SetLogger(quiet{}) })
 
 // newClient makes the client; nothing is connected yet.
-func newClient(c Config, clientName string, connections int) (redis.UniversalClient, error) {
+func newClient(c Config, from store.Options) (redis.UniversalClient, error) {
 	silence()
 	opts := &redis.UniversalOptions{
-		ClientName: clientName, DialTimeout: dialTimeout, ReadTimeout: ioTimeout, WriteTimeout: ioTimeout,
-		MaxRetries: retries, DialerRetries: 1, ContextTimeoutEnabled: true, DisableIdentity: true, PoolSize: max(connections, 16),
+		ClientName: from.ClientName, Dialer: from.Dial, DialTimeout: dialTimeout, ReadTimeout: ioTimeout, WriteTimeout: ioTimeout,
+		MaxRetries: retries, DialerRetries: 1, ContextTimeoutEnabled: true, DisableIdentity: true, PoolSize: max(from.Connections, 16),
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	}
 	opts.CredentialsProviderContext = func(context.Context) (string, string, error) { return c.credentials() }

@@ -79,7 +79,7 @@ func Open(ctx context.Context, c Config, opts store.Options) (*Store, error) {
 	if log == nil {
 		log = slog.Default()
 	}
-	client, err := newClient(c, opts.ClientName, opts.Connections)
+	client, err := newClient(c, opts)
 	if err != nil {
 		return nil, fmt.Errorf("redis: %w", err)
 	}
