@@ -23,7 +23,6 @@ import (
 	"github.com/oncemill/oncemill/adapters/store"
 	"github.com/oncemill/oncemill/config"
 	"github.com/oncemill/oncemill/middleware"
-	"github.com/oncemill/oncemill/middleware/faultpoint"
 	"github.com/oncemill/oncemill/middleware/idempotency"
 	"github.com/oncemill/oncemill/middleware/parking"
 )
@@ -41,7 +40,7 @@ type App struct {
 	metrics  *metrics
 	tracing  *middleware.Tracing
 	flush    func(context.Context) error // of the tracing exporter
-	fault    faultpoint.Hook
+	probes   probes
 
 	store  store.Store
 	far    map[string]store.Keys // by name: where keys are kept besides the database
@@ -125,7 +124,7 @@ func (a *App) openStore(ctx context.Context) error {
 		return err
 	}
 	opened, err := factory.Open(ctx, a.cfg.Databases[a.cfg.Database].Decode, store.Options{
-		Logger: a.log, DataDir: a.cfg.DataDir, ClientName: a.owner, Connections: a.connections(),
+		Logger: a.log, DataDir: a.cfg.DataDir, ClientName: a.owner, Connections: a.connections(), Dial: a.probes.toDatabase,
 	})
 	if err != nil {
 		return fmt.Errorf("open database %s: %w", a.cfg.Database, err)
@@ -163,7 +162,7 @@ func (a *App) openBroker(ctx context.Context) error {
 		return err
 	}
 	opened, err := factory.Open(ctx, a.cfg.Brokers[a.cfg.Broker].Decode, broker.Options{
-		Logger: a.log, DataDir: a.cfg.DataDir, ClientName: a.owner, MaxPayload: a.cfg.MaxPayload,
+		Logger: a.log, DataDir: a.cfg.DataDir, ClientName: a.owner, MaxPayload: a.cfg.MaxPayload, Dial: a.probes.toBroker,
 	})
 	if err != nil {
 		return fmt.Errorf("open broker %s: %w", a.cfg.Broker, err)

@@ -143,7 +143,7 @@ func (c *cli) root() *cobra.Command {
 	complete(root, "log-level", "debug", "info", "warn", "error")
 	complete(root, "log-format", "text", "json")
 	root.AddCommand(
-		c.demoCommand(), c.initCommand(), c.runCommand(), c.publishCommand(), c.migrateCommand(),
+		c.demoCommand(), c.proveCommand(), c.initCommand(), c.runCommand(), c.publishCommand(), c.migrateCommand(),
 		c.keysCommand(), c.dlqCommand(), c.outboxCommand(), c.guaranteesCommand(), c.configCommand(), c.versionCommand(),
 	)
 	c.fit(root)

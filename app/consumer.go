@@ -15,10 +15,12 @@ import (
 // consumer is one binding that runs: its subscriber, its lanes and its engine, or a flow where the keys are in the broker.
 type consumer struct {
 	binding
-	sub    broker.Subscriber
-	lanes  *idempotency.Lanes
-	engine *idempotency.Engine
-	flow   *flow
+	sub broker.Subscriber
+	// watched is sub, which a trial may look into.
+	watched message.Subscriber
+	lanes   *idempotency.Lanes
+	engine  *idempotency.Engine
+	flow    *flow
 }
 
 // newConsumer makes the parts of a binding; nothing is consumed yet.
@@ -35,13 +37,14 @@ func (a *App) newConsumer(b binding) (*consumer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &consumer{binding: b, sub: sub, lanes: idempotency.NewLanes(), engine: engine}, nil
+	return &consumer{binding: b, sub: sub, watched: a.probes.watching(b.engine.Scope, sub), lanes: idempotency.NewLanes(), engine: engine}, nil
 }
 
 func (a *App) engineConfig(b binding) idempotency.Config {
+	b.engine.Lease = a.probes.lease
 	return idempotency.Config{
 		Binding: b.engine, Keys: a.store.Keys(), Parking: a.store.Parking(), Elsewhere: a.elsewhere(b), Gate: &a.gate, Owner: a.owner,
-		Logger: a.log, Observe: a.metrics.engine, Inject: a.tracing.Inject, Woken: a.wakeFeeder, Fault: a.fault,
+		Logger: a.log, Observe: a.probes.observing(a.metrics.engine), Inject: a.tracing.Inject, Woken: a.wakeFeeder, Fault: a.probes.engine,
 	}
 }
 
@@ -61,7 +64,7 @@ func (c *consumer) intake() intake {
 
 // route adds the binding to the router: one subscription, the lanes before it, the chain behind it.
 func (c *consumer) route(router *message.Router, tracing *middleware.Tracing) {
-	h := router.AddConsumerHandler(c.name, c.topic, c.lanes.Subscriber(c.sub), routed)
+	h := router.AddConsumerHandler(c.name, c.topic, c.lanes.Subscriber(c.watched), routed)
 	h.AddMiddleware(middleware.Chain(tracing, c.engine)...)
 }
 

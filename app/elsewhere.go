@@ -47,7 +47,7 @@ func (a *App) openKeys(ctx context.Context) error {
 			return withCode(ExitUsage, err)
 		}
 		opened, err := factory.Open(ctx, a.cfg.Databases[name].Decode, store.Options{
-			Logger: a.log, DataDir: a.cfg.DataDir, ClientName: a.owner, Connections: a.connections(),
+			Logger: a.log, DataDir: a.cfg.DataDir, ClientName: a.owner, Connections: a.connections(), Dial: a.probes.toKeys,
 		})
 		if err != nil {
 			return fmt.Errorf("open the store of keys %s: %w", name, err)

@@ -60,7 +60,10 @@ func (a *App) Run(ctx context.Context, force <-chan struct{}) error {
 	}
 	background.Go(func() error { return a.cleaner(consumers).run(taking) })
 	for _, relay := range relays {
-		background.Go(func() error { return relay.Run(serving) })
+		background.Go(func() error {
+			defer stopTaking() // nobody would publish what is handled
+			return relay.Run(serving)
+		})
 	}
 	routed := make(chan error, 1)
 	go func() { routed <- a.route(serving, router) }()
@@ -77,12 +80,26 @@ func (a *App) Run(ctx context.Context, force <-chan struct{}) error {
 		failed = fmt.Errorf("the router ended by itself: %w", orClosed(err))
 		routed <- nil
 	}
+	subscribed := isClosed(router.Running())
 	a.state.stopping.Store(true)
 	a.log.Info("stopping", "grace", a.cfg.ShutdownTimeout.Std())
 	stopTaking()
 	stopped := a.stop(force, consumers)
 	endServing()
-	return errors.Join(failed, stopped, <-routed, background.Wait())
+	unrouted := <-routed
+	if failed == nil && !subscribed {
+		unrouted = nil // the stop came while it subscribed, which it could not any more
+	}
+	return errors.Join(failed, stopped, unrouted, background.Wait())
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
 }
 
 // route runs the router until ctx ends; one without handlers would end at once.
@@ -242,10 +259,11 @@ func (a *App) newRelays() ([]*outbox.Relay, error) {
 	var relays []*outbox.Relay
 	for _, p := range a.outboxes() {
 		relay, err := outbox.NewRelay(outbox.RelayConfig{
-			Source: p.source, Publisher: a.broker.Publisher(), Owner: a.owner, Logger: a.log.With("outbox", p.where),
+			Source: p.source, Publisher: a.probes.publishing(a.broker.Publisher()), Owner: a.owner, Logger: a.log.With("outbox", p.where),
 			OrderedBatch: a.broker.Capabilities().OrderedBatch,
 			Batch:        a.cfg.Relay.Batch, Poll: a.cfg.Relay.Poll.Std(), MaxAttempts: a.cfg.Relay.MaxAttempts,
 			MaxPayload: a.cfg.MaxPayload, Observer: a.metrics.relay(p.where), StopTimeout: a.closing(),
+			Fault: a.probes.relay, Lease: a.probes.lease,
 		})
 		if err != nil {
 			return nil, err

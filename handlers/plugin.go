@@ -38,6 +38,8 @@ type Plugin struct {
 	OptIn bool
 	// Replaces names the plugin whose work this one does in another place: the configuration must not enable both.
 	Replaces string
+	// Trial lets "oncemill prove" run the plugin under faults on the configured broker and database; nil for one that it leaves out.
+	Trial *Trial
 	// Open decodes the configuration and declares the bindings. Make it with the function Open.
 	Open OpenFunc
 }
@@ -142,6 +144,9 @@ func (p Plugin) Validate() error {
 	}
 	if p.Open == nil {
 		return fmt.Errorf("plugin %q: Open is missing", p.Name)
+	}
+	if p.Trial != nil && (p.Trial.Payload == nil || p.Trial.Check == nil) {
+		return fmt.Errorf("plugin %q: a Trial needs both Payload and Check", p.Name)
 	}
 	return nil
 }

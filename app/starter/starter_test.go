@@ -56,6 +56,8 @@ func TestProjectPasses(t *testing.T) {
 	p.run("go", "vet", "./...")
 	require.Contains(t, p.run("go", "test", "-v", "./..."), "--- PASS: TestOrderCountsOnce/")
 
+	require.Contains(t, p.run("go", "run", ".", "prove", "--only", "matrix", "--step", "committed", "--fault", "kill"), "Every effect happened exactly once.")
+
 	linked := p.run("go", "list", "-deps", ".")
 	require.Contains(t, linked, "adapters/broker/natsbroker")
 	for _, foreign := range []string{"sarama", "amqp091", "go-sql-driver", "watermill-kafka", "watermill-amqp", "aws-sdk-go", "go-redis", "handlers/payments", "handlers/dynamotx", "testify"} {

@@ -52,6 +52,8 @@ var rules = []rule{
 	{"adapters/store/...", []string{"adapters/store", "adapters/internal/...", "internal/awsconf", "internal/awsclock", "middleware/envelope", "middleware/outbox", "middleware/parking", "middleware/keystore"}, "adapters know contracts, never each other"},
 	{"adapters/internal/...", []string{"adapters/broker", "adapters/store", "adapters/internal/...", "middleware/envelope", "middleware/outbox", "middleware/parking", "middleware/keystore"}, "adapters know contracts only"},
 	{"internal/testenv/...", []string{"internal/testenv/..."}, "test servers know nothing of the product"},
+	{"app/proof/history", nil, "a verdict depends on the history alone"},
+	{"app/proof", []string{"app/proof/history", "handlers", "middleware/..."}, "a trial knows neither adapters nor plugins: what is not linked stays out"},
 	{"app/...", []string{"..."}, "app composes and may know everybody"},
 	{"examples/...", []string{"adapters/broker/...", "adapters/store/...", "handlers", "middleware/..."}, "an example has what a program of one's own can import, without app"},
 	{"internal/awsconf", nil, "how Amazon's services are reached knows no contract"},
