@@ -46,6 +46,9 @@ kafka_start() {
 		share.coordinator.state.topic.min.isr=1
 	CONF
 	[[ -z ${ONCEMILL_TEST_TLS_DIR:-} ]] || kafka_tls "$data"
+	# Where clients are to come through a proxy: its host and port.
+	[[ -z ${ONCEMILL_TEST_KAFKA_ADVERTISED:-} ]] ||
+		echo "advertised.listeners=PLAINTEXT://$ONCEMILL_TEST_KAFKA_ADVERTISED" >>"$data/server.properties"
 	if [[ ! -e $data/logs/meta.properties ]]; then
 		local id
 		id=$(head -c 16 /dev/urandom | base64 -w0 | tr '+/' '-_' | tr -d =)

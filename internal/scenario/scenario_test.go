@@ -37,10 +37,7 @@ func (s *system) everyPaymentExactlyOnce() (payments int) {
 	b.start()
 	b.ready()
 	db := s.db()
-	s.sendFromSeveral(1, openings())
-	testenv.Eventually(t, time.Minute, func() error {
-		return expect(number(t, db, `SELECT count(*) FROM accounts WHERE kind = 'customer'`), accounts, "accounts")
-	})
+	s.openAccounts(db)
 
 	s.payUnderKills(b, payments, func() int64 { return number(t, db, `SELECT count(*) FROM payments`) })
 	testenv.Eventually(t, 4*time.Minute, func() error { return settled(t, db, int64(payments)) })
@@ -52,6 +49,15 @@ func (s *system) everyPaymentExactlyOnce() (payments int) {
 		"payments": "payments.requested", "email": "payments.completed", "counters": "payments.completed", "journal": "payments.completed",
 	})
 	return payments
+}
+
+// openAccounts opens those that payments are between.
+func (s *system) openAccounts(db *sqlx.DB) {
+	s.t.Helper()
+	s.sendFromSeveral(1, openings())
+	testenv.Eventually(s.t, time.Minute, func() error {
+		return expect(number(s.t, db, `SELECT count(*) FROM accounts WHERE kind = 'customer'`), accounts, "accounts")
+	})
 }
 
 // payUnderKills publishes each payment two to four times, while b is killed and started again three times; made counts the payments that are there.

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -247,7 +248,7 @@ func TestProxy(t *testing.T) {
 	require.NoError(t, reads(conn, "two"))
 	require.NoError(t, says(conn, "three"))
 
-	p.HoldAnswers()
+	p.Hold(testenv.FromServer)
 	_, err = conn.Write([]byte("held"))
 	require.NoError(t, err)
 	require.NoError(t, conn.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
@@ -255,6 +256,28 @@ func TestProxy(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrDeadlineExceeded)
 	p.Resume()
 	require.NoError(t, reads(conn, "held"))
+
+	for _, d := range testenv.Directions() {
+		conn := dial(t, p.Addr)
+		require.NoError(t, says(conn, "flows"))
+		p.CutAfter(d, 3)
+		require.Error(t, says(conn, "is cut"), d)
+		p.Resume()
+
+		conn = dial(t, p.Addr)
+		p.Silence(d)
+		_, err = conn.Write([]byte("lost"))
+		require.NoError(t, err)
+		require.NoError(t, conn.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
+		_, err = conn.Read(make([]byte, 4))
+		require.ErrorIs(t, err, os.ErrDeadlineExceeded, d)
+		p.Resume()
+		require.NoError(t, conn.SetReadDeadline(time.Time{}))
+		_, err = conn.Read(make([]byte, 4))
+		require.ErrorIs(t, err, io.EOF, d)
+	}
+	conn = dial(t, p.Addr)
+	require.NoError(t, says(conn, "heals"))
 
 	p.Cut()
 	require.Error(t, says(conn, "four"))
