@@ -99,10 +99,10 @@ func (p *prove) run(ctx context.Context) error {
 		return withCode(ExitUsage, err)
 	}
 	result, err := p.trial(ctx, choice)
-	if err != nil {
-		return err
+	if len(result.Plan.Bindings) == 0 {
+		return err // it came to no verdict
 	}
-	return p.answer(result)
+	return errors.Join(p.answer(result), err) // what could not be taken down hides no verdict
 }
 
 func (p *prove) checkFile() error {
