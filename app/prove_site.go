@@ -257,7 +257,8 @@ func (f trialFlags) isolate(brokerName, database, dir string, topics []string) t
 	case "sql":
 		own["brokers.sql.schema"], own["brokers.sql.topology"], own["brokers.sql.visibility"] = schemaOf(service), "declare", "3s"
 	case "sqs":
-		own["brokers.sqs.prefix"], own["brokers.sqs.topology"], own["brokers.sqs.visibility"] = service+"-", "declare", "8s"
+		// A prefix may have 14 characters.
+		own["brokers.sqs.prefix"], own["brokers.sqs.topology"], own["brokers.sqs.visibility"] = strings.Replace(service, "prove", "p", 1)+"-", "declare", "8s"
 	}
 	for _, topic := range topics {
 		at := "brokers." + brokerName + ".topics." + topic

@@ -171,3 +171,9 @@ func TestOnlyATrialBreaksAnApplication(t *testing.T) {
 		require.NotContains(t, string(source), "probes{", name)
 	}
 }
+
+// The names that a trial gives itself are ones that each broker takes.
+func TestATrialsNamesFit(t *testing.T) {
+	flags := trialFlags{}.isolate("sqs", "sqlite", t.TempDir(), []string{"payments.requested"})
+	require.Regexp(t, `^[a-z0-9-]{1,14}$`, flags.values["brokers.sqs.prefix"])
+}

@@ -20,8 +20,10 @@ mariadb_start() {
 			--auth-root-authentication-method=normal --skip-test-db
 		mv "$data.new" "$data"
 	fi
+	# A server that starts removes the temporary tables that it finds, also another server's.
+	mkdir -p "$data.tmp"
 	# The default character set and collation merge keys that differ; the tables must not depend on them.
-	launch mariadb /usr/sbin/mariadbd --no-defaults --user="$user" --datadir="$data" \
+	launch mariadb /usr/sbin/mariadbd --no-defaults --user="$user" --datadir="$data" --tmpdir="$data.tmp" \
 		--port="$ONCEMILL_TEST_MARIADB_PORT" --bind-address=127.0.0.1 --skip-name-resolve \
 		--socket="$data/mariadb.sock" --pid-file="$data/mariadb.pid" \
 		--max-connections=400 --max-allowed-packet=16M --innodb-flush-log-at-trx-commit=1 \
