@@ -7,6 +7,7 @@ kafka_ports() {
 	port ONCEMILL_TEST_KAFKA_PORT 19092
 	port ONCEMILL_TEST_KAFKA_CONTROLLER_PORT 19093
 	port ONCEMILL_TEST_KAFKA_TLS_PORT 19094
+	port ONCEMILL_TEST_KAFKA_PROXIED_PORT 19095
 }
 
 kafka_install() {
@@ -30,6 +31,8 @@ kafka_start() {
 		node.id=1
 		controller.quorum.voters=1@127.0.0.1:$ONCEMILL_TEST_KAFKA_CONTROLLER_PORT
 		listeners=PLAINTEXT://127.0.0.1:$ONCEMILL_TEST_KAFKA_PORT,CONTROLLER://127.0.0.1:$ONCEMILL_TEST_KAFKA_CONTROLLER_PORT
+		advertised.listeners=PLAINTEXT://127.0.0.1:$ONCEMILL_TEST_KAFKA_PORT
+		listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
 		controller.listener.names=CONTROLLER
 		log.dirs=$data/logs
 		num.partitions=6
@@ -46,9 +49,7 @@ kafka_start() {
 		share.coordinator.state.topic.min.isr=1
 	CONF
 	[[ -z ${ONCEMILL_TEST_TLS_DIR:-} ]] || kafka_tls "$data"
-	# Where clients are to come through a proxy: its host and port.
-	[[ -z ${ONCEMILL_TEST_KAFKA_ADVERTISED:-} ]] ||
-		echo "advertised.listeners=PLAINTEXT://$ONCEMILL_TEST_KAFKA_ADVERTISED" >>"$data/server.properties"
+	[[ -z ${ONCEMILL_TEST_KAFKA_PROXY:-} ]] || kafka_proxied "$data"
 	if [[ ! -e $data/logs/meta.properties ]]; then
 		local id
 		id=$(head -c 16 /dev/urandom | base64 -w0 | tr '+/' '-_' | tr -d =)
@@ -66,10 +67,8 @@ kafka_start() {
 kafka_tls() {
 	need_ports "$ONCEMILL_TEST_KAFKA_TLS_PORT"
 	cat "$ONCEMILL_TEST_TLS_DIR"/{server-key,server}.pem >"$1/server.pem"
-	sed -i -e "s|^listeners=.*|&,TLS://127.0.0.1:$ONCEMILL_TEST_KAFKA_TLS_PORT|" "$1/server.properties"
+	kafka_listener "$1" TLS SASL_SSL "127.0.0.1:$ONCEMILL_TEST_KAFKA_TLS_PORT" "localhost:$ONCEMILL_TEST_KAFKA_TLS_PORT"
 	cat >>"$1/server.properties" <<-CONF
-		advertised.listeners=PLAINTEXT://127.0.0.1:$ONCEMILL_TEST_KAFKA_PORT,TLS://localhost:$ONCEMILL_TEST_KAFKA_TLS_PORT
-		listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,TLS:SASL_SSL
 		ssl.keystore.type=PEM
 		ssl.keystore.location=$1/server.pem
 		ssl.truststore.type=PEM
@@ -79,6 +78,18 @@ kafka_tls() {
 		listener.name.tls.scram-sha-256.sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required;
 		listener.name.tls.scram-sha-512.sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required;
 	CONF
+}
+
+# kafka_proxied DATA adds a listener that sends its clients to ONCEMILL_TEST_KAFKA_PROXY, host:port of a proxy before it.
+kafka_proxied() {
+	need_ports "$ONCEMILL_TEST_KAFKA_PROXIED_PORT"
+	kafka_listener "$1" PROXIED PLAINTEXT "127.0.0.1:$ONCEMILL_TEST_KAFKA_PROXIED_PORT" "$ONCEMILL_TEST_KAFKA_PROXY"
+}
+
+# kafka_listener DATA NAME PROTOCOL ADDRESS ADVERTISED adds a listener.
+kafka_listener() {
+	sed -i -e "s|^listeners=.*|&,$2://$4|" -e "s|^advertised.listeners=.*|&,$2://$5|" \
+		-e "s|^listener.security.protocol.map=.*|&,$2:$3|" "$1/server.properties"
 }
 
 # kafka_java [launch] ARGUMENT... runs Java with Kafka's libraries, in the background on request.

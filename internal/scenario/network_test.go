@@ -2,6 +2,7 @@ package scenario
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"net/url"
 	"testing"
@@ -10,154 +11,199 @@ import (
 	"github.com/jmoiron/sqlx"
 	"github.com/stretchr/testify/require"
 
-	"github.com/oncemill/oncemill/adapters/broker"
 	"github.com/oncemill/oncemill/internal/testenv"
 	"github.com/oncemill/oncemill/internal/testenv/smtpsink"
 )
 
-// TestNetworkFaults has a network between the application and one of its servers that breaks in every way: connections that are cut before and after some
-// bytes of a direction, answers and questions that are lost or come late, and silence. Payments flow meanwhile, each sent two or three times over the same network;
-// in the end each has happened once.
+// TestNetworkFaults breaks the network between two replicas and one of their servers in every way and both directions, while payments flow, each
+// published two or three times: every payment is made once, and work goes on after each fault.
 func TestNetworkFaults(t *testing.T) {
-	proxied := func(t *testing.T, address string) (*testenv.TCPProxy, string) {
-		u, err := url.Parse(address)
-		require.NoError(t, err)
-		p := testenv.Proxy(t, u.Host)
-		u.Host = p.Addr
-		return p, u.String()
-	}
 	for _, server := range []struct {
-		name, broker, database string
-		between                func(t *testing.T, s *system, sink *smtpsink.Sink) *testenv.TCPProxy
+		name   string
+		broker string
+		// between puts a proxy before the server, and gives what makes the replicas go through it. The test itself goes straight to the server.
+		between func(t *testing.T, s *system) (proxy *testenv.TCPProxy, setting string)
 	}{
-		{"postgres", "embedded", "postgres", func(t *testing.T, s *system, _ *smtpsink.Sink) *testenv.TCPProxy {
-			p, dsn := proxied(t, s.settings["databases"].(node)["postgres"].(node)["dsn"].(string))
-			s.set("databases/postgres/dsn", dsn)
-			return p
+		{"rabbitmq", "rabbitmq-quorum", func(t *testing.T, s *system) (*testenv.TCPProxy, string) {
+			return behindProxy(t, s.settings["brokers"].(node)["rabbitmq"].(node)["url"].(string), "ONCEMILL_BROKERS__RABBITMQ__URL")
 		}},
-		{"rabbitmq", "rabbitmq-quorum", "sqlite", func(t *testing.T, s *system, _ *smtpsink.Sink) *testenv.TCPProxy {
-			p, address := proxied(t, testenv.RabbitMQ(t).URL)
-			s.set("brokers/rabbitmq/url", address)
-			return p
+		{"kafka", "kafka", func(t *testing.T, s *system) (*testenv.TCPProxy, string) {
+			server, proxy := testenv.KafkaBehindProxy(t)
+			s.set("brokers/kafka/brokers", []string{server.Address})
+			return proxy, "ONCEMILL_BROKERS__KAFKA__BROKERS=" + proxy.Addr
 		}},
-		{"kafka", "kafka", "sqlite", func(t *testing.T, s *system, _ *smtpsink.Sink) *testenv.TCPProxy {
-			p := testenv.ProxiedKafka(t)
-			s.set("brokers/kafka/brokers", []string{p.Addr})
-			return p
+		{"postgres", "nats", func(t *testing.T, s *system) (*testenv.TCPProxy, string) {
+			return behindProxy(t, s.settings["databases"].(node)["postgres"].(node)["dsn"].(string), "ONCEMILL_DATABASES__POSTGRES__DSN")
 		}},
-		{"nats", "nats", "sqlite", func(t *testing.T, s *system, _ *smtpsink.Sink) *testenv.TCPProxy {
-			p, address := proxied(t, testenv.NATS(t))
-			s.set("brokers/nats/url", address)
-			return p
-		}},
-		{"smtp", "embedded", "sqlite", func(t *testing.T, s *system, sink *smtpsink.Sink) *testenv.TCPProxy {
-			p := testenv.Proxy(t, sink.Addr())
-			host, port := split(t, p.Addr)
-			s.set("plugins/email/config/smtp/host", host)
-			s.set("plugins/email/config/smtp/port", port)
-			return p
+		{"nats", "nats", func(t *testing.T, s *system) (*testenv.TCPProxy, string) {
+			return behindProxy(t, s.settings["brokers"].(node)["nats"].(node)["url"].(string), "ONCEMILL_BROKERS__NATS__URL")
 		}},
 	} {
 		t.Run(server.name, func(t *testing.T) {
 			t.Parallel()
-			s := newSystem(t, server.broker, server.database)
+			s := newSystem(t, server.broker, "postgres")
 			sink := smtpsink.Start(t, smtpsink.Options{AbsorbRepeats: true})
 			s.mailTo(sink)
-			for _, binding := range []string{"email", "email-requested"} {
-				s.set("bindings/"+binding+"/retry", node{"attempts": 100, "first": "100ms", "max": "500ms"}) // a network that fails is its matter
-			}
-			db := s.db() // past the proxy
-			s.payOver(server.between(t, s, sink), db, sink)
+			proxy, setting := server.between(t, s)
+			db := s.db()
+			payments := s.payUnderFaults(proxy, setting, 16<<10, 16<<10, func() int64 { return number(t, db, `SELECT count(*) FROM payments`) })
+			testenv.Eventually(t, 2*time.Minute, func() error { return settled(t, db, int64(payments)) })
+			s.checkBooks(db, payments)
+			s.checkLetters(sink, payments)
 		})
 	}
+	t.Run("smtp", func(t *testing.T) {
+		t.Parallel()
+		s := newSystem(t, "rabbitmq-classic", "postgres")
+		// A server that takes its time: faults meet letters that it has and has not confirmed.
+		sink := smtpsink.Start(t, smtpsink.Options{Faults: smtpsink.Faults{Delay: 50 * time.Millisecond}})
+		s.mailTo(sink)
+		s.set("bindings/email", node{"unknown_outcome": "park", "retry": node{"first": "200ms", "max": "1s", "attempts": 100}})
+		proxy := testenv.Proxy(t, sink.Addr())
+		_, port := split(t, proxy.Addr)
+		db := s.db()
+		payments := s.payUnderFaults(proxy, fmt.Sprintf("ONCEMILL_PLUGINS__EMAIL__CONFIG__SMTP__PORT=%d", port), 400, 300, func() int64 {
+			return number(t, db, `SELECT count(*) FROM processed_events WHERE scope LIKE '%/email' AND status <> 'in_progress'`)
+		})
+		checkDoubts(t, db, sink, payments)
+	})
 }
 
-// fault is a way in which a network fails, and how that ends.
-type fault struct {
-	what        string
-	strike, end func(p *testenv.TCPProxy)
+// behindProxy puts a proxy before the server at address, a URL, and gives a variable with the address of the proxy.
+func behindProxy(t *testing.T, address, variable string) (proxy *testenv.TCPProxy, setting string) {
+	t.Helper()
+	u, err := url.Parse(address)
+	require.NoError(t, err)
+	proxy = testenv.Proxy(t, u.Host)
+	u.Host = proxy.Addr
+	return proxy, variable + "=" + u.String()
 }
 
-// faults are all of them; rnd says after how many bytes a connection is cut.
-func faults(rnd *rand.Rand) []fault {
+// networkFault is a fault of one direction and the end of it.
+type networkFault struct {
+	name       string
+	begin, end func(*testenv.TCPProxy)
+}
+
+// networkFaults are all of them in a random order. Connections are cut after up to so many bytes.
+func networkFaults(random *rand.Rand, toServer, toClient int) []networkFault {
+	var all []networkFault
 	resume := (*testenv.TCPProxy).Resume
-	all := []fault{
-		{"cut", (*testenv.TCPProxy).Cut, (*testenv.TCPProxy).Restore},
-		{"late", func(p *testenv.TCPProxy) { p.Latency(300 * time.Millisecond) }, resume},
+	for _, d := range testenv.Directions {
+		most := toServer
+		if d == testenv.ToClient {
+			most = toClient
+		}
+		early, late := 1+random.IntN(most/10), 1+random.IntN(most)
+		silence := func(p *testenv.TCPProxy) { p.Hold(d) }
+		for _, f := range []networkFault{
+			{"cut before anything", func(p *testenv.TCPProxy) { p.CutAfter(d, 0) }, resume},
+			{fmt.Sprintf("cut after %d bytes", early), func(p *testenv.TCPProxy) { p.CutAfter(d, early) }, resume},
+			{fmt.Sprintf("cut after %d bytes", late), func(p *testenv.TCPProxy) { p.CutAfter(d, late) }, resume},
+			{"delay", func(p *testenv.TCPProxy) { p.Delay(d, 100*time.Millisecond) }, resume},
+			{"silence until all is let through", silence, resume},
+			{"silence until a cut", silence, func(p *testenv.TCPProxy) { p.Cut(); p.Resume(); p.Restore() }},
+		} {
+			f.name += " " + string(d)
+			all = append(all, f)
+		}
 	}
-	for _, d := range testenv.Directions() {
-		some := rnd.Int64N(2000)
-		all = append(all,
-			fault{"cut at once " + string(d), func(p *testenv.TCPProxy) { p.CutAfter(d, 0) }, resume},
-			fault{"cut after some bytes " + string(d), func(p *testenv.TCPProxy) { p.CutAfter(d, some) }, resume},
-			fault{"held back " + string(d), func(p *testenv.TCPProxy) { p.Hold(d) }, resume},
-			fault{"silence " + string(d), func(p *testenv.TCPProxy) { p.Silence(d) }, resume},
-		)
-	}
-	rnd.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	random.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	return all
 }
 
-// payOver breaks the network in every way while payments flow, and checks the books.
-func (s *system) payOver(p *testenv.TCPProxy, db *sqlx.DB, sink *smtpsink.Sink) {
+// payUnderFaults starts two replicas with the setting that leads through the proxy, and goes through all faults while payments
+// are published. It returns how many there were, when work has gone on after the last one. done counts what is done; toServer and toClient are
+// the most bytes after which connections are cut.
+func (s *system) payUnderFaults(proxy *testenv.TCPProxy, setting string, toServer, toClient int, done func() int64) (payments int) {
 	t := s.t
-	seed := rand.Uint64()
+	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
-	rnd := rand.New(rand.NewPCG(seed, 0))
+	random := rand.New(rand.NewPCG(seed, 0))
 	s.write()
 	replicas := []*replica{s.replica("a", false), s.replica("b", false)}
 	for _, r := range replicas {
+		r.env = append(r.env, setting)
 		r.start()
 		r.ready()
 	}
-	s.openAccounts(db)
+	s.sendFromSeveral(1, openings())
+	db := s.db()
+	testenv.Eventually(t, time.Minute, func() error {
+		return expect(number(t, db, `SELECT count(*) FROM accounts WHERE kind = 'customer'`), accounts, "accounts")
+	})
 
-	ctx, stop := context.WithCancel(t.Context())
-	defer stop()
-	sent := make(chan int, 1)
-	producer := s.open()
-	go func() { sent <- s.payUntil(ctx, producer) }()
-	for _, f := range faults(rnd) {
-		before := number(t, db, `SELECT count(*) FROM payments`)
-		f.strike(p)
-		time.Sleep(time.Duration(200+rnd.IntN(1000)) * time.Millisecond) // how long the network is like that
-		f.end(p)
-		healed := time.Now()
-		testenv.Eventually(t, time.Minute, func() error {
-			return atLeast(number(t, db, `SELECT count(*) FROM payments`), before+1, "payments after "+f.what)
-		})
-		t.Logf("%s: payments %s after its end", f.what, time.Since(healed).Round(10*time.Millisecond))
+	enough, sent := make(chan struct{}), make(chan error, 1)
+	go func() {
+		var err error
+		payments, err = s.payUntil(enough)
+		sent <- err
+	}()
+	for _, f := range networkFaults(random, toServer, toClient) {
+		begin := time.Now()
+		f.begin(proxy)
+		testenv.Eventually(t, time.Minute, func() error { return atLeast(int64(proxy.Met()), 1, "connections that met "+f.name) })
+		time.Sleep(time.Duration(100+random.IntN(300)) * time.Millisecond) // how long the fault lasts
+		met := proxy.Met()
+		f.end(proxy)
+		end, before := time.Now(), done()
+		testenv.Eventually(t, time.Minute, func() error { return atLeast(done(), before+1, "done after "+f.name) })
+		t.Logf("%s for %s, met %d times; work went on after %s", f.name, end.Sub(begin).Round(time.Millisecond), met, time.Since(end).Round(time.Millisecond))
 	}
-	stop()
-	payments := <-sent
-	testenv.Eventually(t, 2*time.Minute, func() error { return settled(t, db, int64(payments)) })
-	s.checkBooks(db, payments)
-	s.checkLetters(sink, payments)
-	t.Logf("%d payments", payments)
+	close(enough)
+	require.NoError(t, <-sent)
+	testenv.Eventually(t, 2*time.Minute, func() error { return atLeast(done(), int64(payments), "done") })
 	for _, r := range replicas {
-		r.stop()
+		r.ready()
 	}
+	return payments
 }
 
-// payUntil sends payments until ctx ends, each two or three times, and returns how many there are.
-func (s *system) payUntil(ctx context.Context, b broker.Broker) int {
-	n := 0
-	for ctx.Err() == nil {
+// payUntil publishes payments, each two or three times, and returns how many they were.
+func (s *system) payUntil(enough <-chan struct{}) (payments int, err error) {
+	const batch = 4
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	b := s.open()
+	for {
 		var events []event
-		for range 5 {
+		for n := payments; n < payments+batch; n++ {
 			for range 2 + n%2 {
 				events = append(events, payment(n))
 			}
-			n++
 		}
-		if err := send(context.WithoutCancel(ctx), b, events); err != nil {
-			s.t.Error(err)
-			return n
+		rand.Shuffle(len(events), func(i, j int) { events[i], events[j] = events[j], events[i] })
+		if err := send(ctx, b, events); err != nil {
+			return payments, err
 		}
+		payments += batch
 		select {
-		case <-ctx.Done():
-		case <-time.After(50 * time.Millisecond):
+		case <-enough:
+			return payments, nil
+		case <-time.After(50 * time.Millisecond): // a steady flow, which the faults meet at any step
 		}
 	}
-	return n
+}
+
+// checkDoubts checks that no letter was sent twice, and that each was sent, or waits in doubt for a person.
+func checkDoubts(t *testing.T, db *sqlx.DB, sink *smtpsink.Sink, payments int) {
+	t.Helper()
+	const doubts = `SELECT count(*) FROM processed_events WHERE scope LIKE '%/email' AND status = 'in_doubt'`
+	testenv.Eventually(t, time.Minute, func() error {
+		return expect(number(t, db, `SELECT count(*) FROM letters`)+number(t, db, doubts), int64(payments), "letters sent or in doubt")
+	})
+	require.Zero(t, number(t, db, `SELECT count(*) FROM processed_events WHERE status NOT IN ('completed', 'in_doubt')`))
+	require.Equal(t, number(t, db, doubts), number(t, db, `SELECT count(*) FROM parked WHERE state = 'in_doubt' AND reason = 'outcome-unknown'`))
+	require.Equal(t, number(t, db, doubts), number(t, db, `SELECT count(*) FROM parked`), "nothing else waits or is dead")
+	arrived := map[string]int{}
+	for _, letter := range sink.Letters() {
+		arrived[letter.MessageID]++
+		require.Equal(t, 1, arrived[letter.MessageID], "letter %s", letter.MessageID)
+	}
+	var recorded []string
+	require.NoError(t, db.Select(&recorded, `SELECT message_id FROM letters`))
+	for _, id := range recorded {
+		require.Contains(t, arrived, id, "a letter that was recorded was sent")
+	}
+	t.Logf("%d letters arrived, %d of %d are in doubt", len(arrived), number(t, db, doubts), payments)
 }

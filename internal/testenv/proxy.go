@@ -1,45 +1,73 @@
 package testenv
 
 import (
-	"context"
 	"fmt"
-	"net"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/Shopify/toxiproxy/v2"
+	"github.com/Shopify/toxiproxy/v2/toxics"
 	"github.com/rs/zerolog"
 )
 
-// TCPProxy forwards TCP connections to a server until a test disturbs them.
+// TCPProxy forwards TCP connections to a server until a test disturbs them. One fault is in force at a time: a new one ends the one before.
 type TCPProxy struct {
 	// Addr is the host and port to dial instead of the server's.
 	Addr string
 
 	t     testing.TB
 	proxy *toxiproxy.Proxy
+	gates map[Direction]*gate
 }
 
-// Proxy forwards TCP to upstream, a host and port, until the test ends.
-// A Kafka client leaves it for the address that the broker advertises: see [ProxiedKafka].
+// Direction is one of the two in which the bytes of a connection flow.
+type Direction string
+
+// Directions.
+const (
+	// ToServer is what clients send.
+	ToServer Direction = "upstream"
+	// ToClient is what the server sends.
+	ToClient Direction = "downstream"
+)
+
+// Directions are both.
+var Directions = []Direction{ToServer, ToClient}
+
+// Proxy forwards TCP to upstream, a host and port, until the test ends. A Kafka client leaves it for the address
+// that the broker advertises, unless that is the proxy's: see [KafkaBehindProxy].
 func Proxy(t testing.TB, upstream string) *TCPProxy {
 	t.Helper()
+	toxics.Register(gateType, new(gate))
 	server := toxiproxy.NewServer(toxiproxy.NewMetricsContainer(nil), zerolog.Nop())
-	p := &TCPProxy{t: t, proxy: toxiproxy.NewProxy(server, t.Name(), "127.0.0.1:0", upstream)}
+	p := &TCPProxy{t: t, proxy: toxiproxy.NewProxy(server, t.Name(), "127.0.0.1:0", upstream), gates: map[Direction]*gate{}}
+	for _, d := range Directions {
+		added, err := p.proxy.Toxics.AddToxicJson(strings.NewReader(fmt.Sprintf(`{"type": %q, "stream": %q}`, gateType, d)))
+		if err != nil {
+			t.Fatalf("testenv: make proxy: %v", err)
+		}
+		p.gates[d] = added.Toxic.(*gate)
+		p.gates[d].set(fault{})
+	}
 	if err := p.proxy.Start(); err != nil {
 		t.Fatalf("testenv: start proxy: %v", err)
 	}
 	p.Addr = p.proxy.Listen
 	t.Cleanup(func() {
+		p.Cut()
 		p.Resume()
-		p.proxy.Stop()
 	})
 	return p
 }
 
-// Cut drops all connections and refuses new ones, until [TCPProxy.Restore].
-func (p *TCPProxy) Cut() { p.proxy.Stop() }
+// Cut drops all connections with what is held back on them, and refuses new ones, until [TCPProxy.Restore].
+func (p *TCPProxy) Cut() {
+	p.proxy.Stop()
+	for _, g := range p.gates {
+		g.lose()
+	}
+}
 
 // Restore accepts connections again, on the same address.
 func (p *TCPProxy) Restore() {
@@ -49,94 +77,47 @@ func (p *TCPProxy) Restore() {
 	}
 }
 
-// Pause holds back what flows in both directions, on open and on new
-// connections, until [TCPProxy.Resume]; nothing is lost. To the client it
-// looks like a network that swallows packets.
-func (p *TCPProxy) Pause() {
-	p.t.Helper()
-	p.Latency(24 * time.Hour)
+// CutAfter cuts each connection, in both directions, once n bytes of direction d have passed on it, until [TCPProxy.Resume]: on an open
+// connection n bytes from now on, on a new one its first n. With 0 nothing of d passes: the first byte cuts.
+func (p *TCPProxy) CutAfter(d Direction, n int) {
+	p.fault(fault{cut: true, after: n}, d)
 }
 
-// Direction is one of the two ways in which bytes flow through a proxy.
-type Direction string
-
-// Directions.
-const (
-	ToServer   Direction = "upstream"
-	FromServer Direction = "downstream"
-)
-
-// Directions returns both.
-func Directions() []Direction { return []Direction{ToServer, FromServer} }
-
-// Hold holds back what flows in one direction, until [TCPProxy.Resume]; [TCPProxy.Cut] loses it. The other direction flows on.
+// Hold holds back what flows in direction d, on open and on new connections, until [TCPProxy.Resume]; [TCPProxy.Cut] loses it. The other
+// direction flows. To both sides it looks like a network that swallows packets.
 func (p *TCPProxy) Hold(d Direction) {
-	p.t.Helper()
-	p.Resume()
-	p.delay(d, 24*time.Hour)
+	p.fault(fault{hold: true}, d)
 }
 
-// Silence loses what flows in one direction, until [TCPProxy.Resume], which closes the connections: a stream with a hole is none.
-// The other direction flows on.
-func (p *TCPProxy) Silence(d Direction) {
-	p.t.Helper()
-	p.Resume()
-	p.disturb(d, "timeout", `{"timeout": 0}`)
+// Pause is [TCPProxy.Hold] in both directions.
+func (p *TCPProxy) Pause() {
+	p.fault(fault{hold: true}, Directions...)
 }
 
-// CutAfter closes a connection, one that is open or a new one, when so many more bytes have passed in one direction: 0 is before the
-// next one. It holds until [TCPProxy.Resume].
-func (p *TCPProxy) CutAfter(d Direction, bytes int64) {
-	p.t.Helper()
-	p.Resume()
-	p.disturb(d, "limit_data", fmt.Sprintf(`{"bytes": %d}`, bytes))
+// Delay makes what flows in direction d arrive later by that much, until [TCPProxy.Resume].
+func (p *TCPProxy) Delay(d Direction, by time.Duration) {
+	p.fault(fault{delay: by}, d)
 }
 
-// Latency delays what flows in each direction by d, until [TCPProxy.Resume].
-func (p *TCPProxy) Latency(d time.Duration) {
-	p.t.Helper()
-	p.Resume()
-	for _, way := range Directions() {
-		p.delay(way, d)
+// Resume ends a fault, and lets through what was held back.
+func (p *TCPProxy) Resume() { p.fault(fault{}) }
+
+// Met says how often something has met the fault that is in force: a connection that was cut, or a piece of what flows that was held back or delayed.
+func (p *TCPProxy) Met() int {
+	met := 0
+	for _, g := range p.gates {
+		met += g.count()
 	}
+	return met
 }
 
-func (p *TCPProxy) delay(way Direction, d time.Duration) {
-	p.t.Helper()
-	p.disturb(way, "latency", fmt.Sprintf(`{"latency": %d}`, d.Milliseconds()))
-}
-
-// disturb does something to a direction, under its name.
-func (p *TCPProxy) disturb(way Direction, kind, attributes string) {
-	p.t.Helper()
-	toxic := fmt.Sprintf(`{"name": %q, "type": %q, "stream": %q, "attributes": %s}`, way, kind, way, attributes)
-	if _, err := p.proxy.Toxics.AddToxicJson(strings.NewReader(toxic)); err != nil {
-		p.t.Fatalf("testenv: disturb proxy: %v", err)
-	}
-}
-
-// Resume ends a disturbance, and lets through what was held back.
-func (p *TCPProxy) Resume() {
-	p.t.Helper()
-	for _, way := range Directions() {
-		if p.proxy.Toxics.GetToxic(string(way)) == nil {
-			continue
-		}
-		if err := p.proxy.Toxics.RemoveToxic(context.Background(), string(way)); err != nil {
-			p.t.Fatalf("testenv: resume proxy: %v", err)
+// fault puts f in force for the directions, and ends what is in force for others.
+func (p *TCPProxy) fault(f fault, directions ...Direction) {
+	for d, g := range p.gates {
+		if len(directions) == 1 && directions[0] != d || len(directions) == 0 {
+			g.set(fault{})
+		} else {
+			g.set(f)
 		}
 	}
-}
-
-// ProxiedKafka starts a Kafka of the test's own that is reached through the proxy alone, whose address it advertises.
-func ProxiedKafka(t testing.TB) *TCPProxy {
-	t.Helper()
-	address := FreeAddress(t)
-	_, port, err := net.SplitHostPort(address)
-	if err != nil {
-		t.Fatalf("testenv: %v", err)
-	}
-	p := Proxy(t, address)
-	Private(t, "kafka", "ONCEMILL_TEST_KAFKA_PORT="+port, "ONCEMILL_TEST_KAFKA_ADVERTISED="+p.Addr)
-	return p
 }

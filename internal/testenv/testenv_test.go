@@ -1,13 +1,11 @@
 package testenv_test
 
 import (
-	"bytes"
 	"context"
 	"database/sql"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"os"
@@ -229,115 +227,4 @@ func TestPrivateServerGoesWithItsProcess(t *testing.T) {
 		}
 		return errors.Join(errors.New("still runs"), conn.Close())
 	})
-}
-
-func TestProxy(t *testing.T) {
-	t.Parallel()
-	p := testenv.Proxy(t, echo(t))
-
-	conn := dial(t, p.Addr)
-	require.NoError(t, says(conn, "one"))
-
-	p.Pause()
-	_, err := conn.Write([]byte("two"))
-	require.NoError(t, err)
-	require.NoError(t, conn.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
-	_, err = conn.Read(make([]byte, 3))
-	require.ErrorIs(t, err, os.ErrDeadlineExceeded)
-	p.Resume()
-	require.NoError(t, reads(conn, "two"))
-	require.NoError(t, says(conn, "three"))
-
-	p.Hold(testenv.FromServer)
-	_, err = conn.Write([]byte("held"))
-	require.NoError(t, err)
-	require.NoError(t, conn.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
-	_, err = conn.Read(make([]byte, 4))
-	require.ErrorIs(t, err, os.ErrDeadlineExceeded)
-	p.Resume()
-	require.NoError(t, reads(conn, "held"))
-
-	for _, d := range testenv.Directions() {
-		conn := dial(t, p.Addr)
-		require.NoError(t, says(conn, "flows"))
-		p.CutAfter(d, 3)
-		require.Error(t, says(conn, "is cut"), d)
-		p.Resume()
-
-		conn = dial(t, p.Addr)
-		p.Silence(d)
-		_, err = conn.Write([]byte("lost"))
-		require.NoError(t, err)
-		require.NoError(t, conn.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
-		_, err = conn.Read(make([]byte, 4))
-		require.ErrorIs(t, err, os.ErrDeadlineExceeded, d)
-		p.Resume()
-		require.NoError(t, conn.SetReadDeadline(time.Time{}))
-		_, err = conn.Read(make([]byte, 4))
-		require.ErrorIs(t, err, io.EOF, d)
-	}
-	conn = dial(t, p.Addr)
-	require.NoError(t, says(conn, "heals"))
-
-	p.Cut()
-	require.Error(t, says(conn, "four"))
-	_, err = net.Dial("tcp", p.Addr)
-	require.Error(t, err)
-	p.Restore()
-	require.NoError(t, says(dial(t, p.Addr), "five"))
-}
-
-// echo serves on a free port and sends back what it reads.
-func echo(t *testing.T) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = l.Close() })
-	go func() {
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer func() { _ = conn.Close() }()
-				buffer := make([]byte, 100)
-				for {
-					n, err := conn.Read(buffer)
-					if err != nil {
-						return
-					}
-					if _, err := conn.Write(buffer[:n]); err != nil {
-						return
-					}
-				}
-			}()
-		}
-	}()
-	return l.Addr().String()
-}
-
-func dial(t *testing.T, address string) net.Conn {
-	conn, err := net.Dial("tcp", address)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = conn.Close() })
-	return conn
-}
-
-func says(conn net.Conn, text string) error {
-	if _, err := conn.Write([]byte(text)); err != nil {
-		return err
-	}
-	return reads(conn, text)
-}
-
-func reads(conn net.Conn, text string) error {
-	if err := conn.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
-		return err
-	}
-	buffer := make([]byte, len(text))
-	n, err := conn.Read(buffer)
-	if err == nil && !bytes.Equal(buffer[:n], []byte(text)) {
-		err = fmt.Errorf("got %q", buffer[:n])
-	}
-	return err
 }

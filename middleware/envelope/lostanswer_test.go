@@ -159,7 +159,7 @@ func loseAnAnswer(t *testing.T, open func(t *testing.T, topic string) wire) {
 	}
 	require.NoError(t, <-send("order-1-creation"), "everything works")
 
-	w.proxy.Hold(testenv.FromServer)
+	w.proxy.Hold(testenv.ToClient)
 	sent := send("order-2-creation")
 	testenv.Eventually(t, patience, func() error { return has(effects, "order-2-creation") })
 	require.Empty(t, sent, "the producer waits for an answer")
