@@ -49,8 +49,8 @@ func (c *cli) proveCommand() *cobra.Command {
 	p := &prove{cli: c}
 	cmd := &cobra.Command{
 		Use: "prove", Short: "Try on your broker and database whether every effect happens exactly once, under faults", Args: cobra.NoArgs,
-		Long: `Run the built-in plugins on the configured broker, database and keys, in replicas that are broken on purpose, and judge from the history of
-all that whether every effect happened exactly once. First every fault (error, panic, deadline, cut connection, kill, rival) at every step of a
+		Long: `Run the built-in plugins, or those of this program that bring a trial of their own, on the configured broker, database and keys, in replicas
+that are broken on purpose, and judge from the history of all that whether every effect happened exactly once. First every fault (error, panic, deadline, cut connection, kill, rival) at every step of a
 message's way, for every binding; then random faults, duplicates, bursts, kills, stops and cuts until the time is over. Where a promise broke, the history of
 that one key is the counter-example, and the exit code is 1.
 
@@ -188,7 +188,14 @@ func (p *prove) trial(ctx context.Context, choice proof.Choice) (result proof.Re
 		return result, errors.Join(err, site.close(p.keep, p.keep))
 	}
 	broken := false
-	defer func() { err = errors.Join(err, site.close(p.keep, p.keep || broken)) }()
+	defer func() {
+		// Logs stay where they say what went wrong; who interrupts the trial knows.
+		broken = broken || err != nil && ctx.Err() == nil
+		if broken {
+			p.say("history and logs are kept in %s", site.dir)
+		}
+		err = errors.Join(err, site.close(p.keep, p.keep || broken))
+	}()
 	rec, err := proof.NewRecorder(or(p.history, filepath.Join(site.dir, "history.jsonl")))
 	if err != nil {
 		return result, err
@@ -223,9 +230,7 @@ func (p *prove) trial(ctx context.Context, choice proof.Choice) (result proof.Re
 		return result, err
 	}
 	result.Matrix, result.Untried = tried, untried
-	if broken = !result.Verdict.Holds(); broken {
-		p.say("history and logs are kept in %s", site.dir)
-	}
+	broken = !result.Verdict.Holds()
 	return result, nil
 }
 

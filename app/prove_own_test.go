@@ -30,7 +30,7 @@ CREATE TABLE seat_notes (note VARCHAR(64) NOT NULL);
 `
 	seen := newSeen()
 	return handlers.Plugin{
-		Name: "seats", Publishes: []string{"seats.counted"},
+		Name: "seats", Publishes: []string{"seats.counted", "seats.told"}, // nobody here receives the latter
 		Migrations: fstest.MapFS{"sqlite/00001_init.sql": {Data: []byte(tables)}, "postgres/00001_init.sql": {Data: []byte(tables)}},
 		Open: handlers.Open(func(_ struct{}, b *handlers.Bindings) error {
 			b.On("seats.wanted", handlers.JSON(func(ctx context.Context, tx handlers.Tx, w seatsWanted) (any, error) {
@@ -42,7 +42,10 @@ CREATE TABLE seat_notes (note VARCHAR(64) NOT NULL);
 				if err != nil {
 					return nil, err
 				}
-				return nil, tx.Publish(ctx, "seats.counted", w)
+				if err := tx.Publish(ctx, "seats.counted", w); err != nil {
+					return nil, err
+				}
+				return nil, tx.Publish(ctx, "seats.told", w)
 			}))
 			b.On("seats.counted", handlers.JSON(func(ctx context.Context, tx handlers.Tx, w seatsWanted) (any, error) {
 				_, err := tx.ExecContext(ctx, tx.Rebind(`INSERT INTO seat_notes (note) VALUES (?)`), fmt.Sprint(w.Row, w.Seats))
@@ -97,7 +100,7 @@ func TestProveFindsTheMistakeOfAPluginOfOnesOwn(t *testing.T) {
 	r, code := proves(t, provingOwnWrong, map[string]any{}, "--only", "matrix", "--binding", "seats", "--step", "before-commit", "--fault", "error")
 	require.Equal(t, ExitFailed, code)
 	require.Len(t, r.Verdict.Violations, 1)
-	require.Equal(t, history.Unchecked, r.Verdict.Violations[0].Rule)
+	require.Equal(t, history.CheckFailed, r.Verdict.Violations[0].Rule)
 	require.Contains(t, r.Verdict.Violations[0].Text, "plugin seats")
 }
 
@@ -107,6 +110,15 @@ func TestProvePlaysTheBuiltInPlugins(t *testing.T) {
 	r, code := proves(t, provingOwn, map[string]any{}, "--builtin", "--only", "matrix", "--binding", "counters-add", "--step", "committed", "--fault", "error")
 	require.Equal(t, ExitOK, code, "%+v", r.Verdict.Violations)
 	require.Equal(t, proof.Count{Pairs: 1, Fired: 1}, r.Matrix.Total())
+}
+
+func TestATrialWithoutMessagesIsRefused(t *testing.T) {
+	t.Parallel()
+	silent := seats(false)
+	silent.Trial.Payload = func(string, int) any { return nil }
+	set := Builtin()
+	set.Plugins = append(set.Plugins, silent)
+	require.Contains(t, newConsole(t, set).fails(ExitFailed, "prove", "--dir", t.TempDir()), "no message")
 }
 
 func TestATrialOfAPluginIsWhole(t *testing.T) {

@@ -83,7 +83,10 @@ func (p *prove) prepare(ctx context.Context) (*site, error) {
 		return s, err
 	}
 	s.start = proof.Start{File: p.cli.file, Flags: flags.values, Lease: proveLease, Hang: proveHang, Lines: s.lines}
-	return s, s.app.prepare(ctx)
+	if err := s.app.prepare(ctx); err != nil {
+		return s, err
+	}
+	return s, s.gather(ctx)
 }
 
 // own reports that plugins of this program are played that bring a trial of their own.
@@ -154,6 +157,27 @@ func (s *site) plans(p *prove) error {
 	return nil
 }
 
+// topology is the application's, with a group for each topic that it publishes to and nobody receives: what a broker can give to nobody stays in the outbox.
+func (s *site) topology() map[string][]broker.Subscription {
+	topics := s.app.topology()
+	for topic, groups := range topics {
+		if len(groups) == 0 {
+			topics[topic] = []broker.Subscription{{Topic: topic, Group: s.app.cfg.Service + ".audience"}}
+		}
+	}
+	return topics
+}
+
+// gather declares the groups that only the trial has.
+func (s *site) gather(ctx context.Context) error {
+	for topic, groups := range s.topology() {
+		if err := s.app.broker.Declare(ctx, topic, groups); err != nil {
+			return fmt.Errorf("declare topic %s: %w", topic, err)
+		}
+	}
+	return nil
+}
+
 // refuseOthers keeps away from a database in which other services have their keys.
 func (s *site) refuseOthers(ctx context.Context, allowed bool) error {
 	sets, err := s.app.migrations()
@@ -213,7 +237,7 @@ func (s *site) close(keep, keepFolder bool) error {
 func (s *site) remove(ctx context.Context) error {
 	var errs []error
 	if b, ok := s.app.broker.(remover); ok {
-		for topic, groups := range s.app.topology() {
+		for topic, groups := range s.topology() {
 			if err := b.Remove(ctx, topic, groups); err != nil {
 				errs = append(errs, fmt.Errorf("remove topic %s: %w", topic, err))
 			}

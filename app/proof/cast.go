@@ -86,10 +86,11 @@ func (t *Trial) open(ctx context.Context) error {
 
 // calm waits until everything is settled, before anything is broken.
 func (t *Trial) calm(ctx context.Context) error {
-	if ok, err := t.settle(ctx, t.beginning()); !ok || err != nil {
-		return fmt.Errorf("the first messages did not settle before anything was broken (%w); the replicas' logs are in %s", err, t.cfg.Dir)
+	ok, err := t.settle(ctx, t.beginning())
+	if err == nil && !ok {
+		err = fmt.Errorf("the first messages did not settle within %s, before anything was broken; the replicas' logs are in %s", t.beginning(), t.cfg.Dir)
 	}
-	return nil
+	return err
 }
 
 // perform publishes a cue, and the same message so many times more: as a client library that sends again, and as a producer that has forgotten that it sent.

@@ -1,25 +1,30 @@
 package proof
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
 )
 
 // settle waits until nothing is on its way: every published message has its effect, and for a while no replica has anything to report. It
-// reports false where that did not come; the verdict then says what is missing.
+// reports false where that did not come within patience; the verdict then says what is missing. An error is the end of ctx.
 func (t *Trial) settle(ctx context.Context, patience time.Duration) (bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	bounded, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	for {
-		missing, err := t.missing(ctx)
+		missing, err := t.missing(bounded)
 		if err == nil && missing == "" && t.rec.silence() > 1500*time.Millisecond {
 			return true, nil
 		}
-		if pause(ctx, 100*time.Millisecond); ctx.Err() != nil {
-			t.cfg.Say("  not settled: %s (%v)", missing, err)
-			return false, context.Cause(context.WithoutCancel(ctx))
+		if pause(bounded, 100*time.Millisecond); bounded.Err() == nil {
+			continue
 		}
+		if err != nil {
+			missing = "the database cannot be read: " + err.Error()
+		}
+		t.cfg.Say("  not settled: %s", cmp.Or(missing, "the replicas still work"))
+		return false, ctx.Err()
 	}
 }
 

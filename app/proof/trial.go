@@ -91,6 +91,9 @@ func NewTrial(cfg Config, rec *Recorder, mail *Mailbox) *Trial {
 
 // Open starts the replicas, waits until all of them consume, and finds out by which steps the messages of each binding come.
 func (t *Trial) Open(ctx context.Context) error {
+	if len(t.cfg.Cast.cues()) == 0 {
+		return errors.New("the trial has no message: Payload returns nil for every binding")
+	}
 	for _, r := range t.replicas {
 		if err := r.launch(); err != nil {
 			return err

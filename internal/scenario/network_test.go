@@ -11,6 +11,7 @@ import (
 	"github.com/jmoiron/sqlx"
 	"github.com/stretchr/testify/require"
 
+	"github.com/oncemill/oncemill/adapters/broker"
 	"github.com/oncemill/oncemill/internal/testenv"
 	"github.com/oncemill/oncemill/internal/testenv/smtpsink"
 )
@@ -127,16 +128,13 @@ func (s *system) payUnderFaults(proxy *testenv.TCPProxy, setting string, toServe
 		r.start()
 		r.ready()
 	}
-	s.sendFromSeveral(1, openings())
-	db := s.db()
-	testenv.Eventually(t, time.Minute, func() error {
-		return expect(number(t, db, `SELECT count(*) FROM accounts WHERE kind = 'customer'`), accounts, "accounts")
-	})
+	s.openAccounts(s.db())
 
 	enough, sent := make(chan struct{}), make(chan error, 1)
+	producer := s.open()
 	go func() {
 		var err error
-		payments, err = s.payUntil(enough)
+		payments, err = payUntil(enough, producer)
 		sent <- err
 	}()
 	for _, f := range networkFaults(random, toServer, toClient) {
@@ -160,11 +158,10 @@ func (s *system) payUnderFaults(proxy *testenv.TCPProxy, setting string, toServe
 }
 
 // payUntil publishes payments, each two or three times, and returns how many they were.
-func (s *system) payUntil(enough <-chan struct{}) (payments int, err error) {
+func payUntil(enough <-chan struct{}, b broker.Broker) (payments int, err error) {
 	const batch = 4
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
-	b := s.open()
 	for {
 		var events []event
 		for n := payments; n < payments+batch; n++ {

@@ -41,8 +41,8 @@ const (
 	Accepted Rule = "forgery-not-refused"
 	// Repeated: a letter was sent again without a reason.
 	Repeated Rule = "letter-repeated"
-	// Unchecked: a plugin's own check of the database failed.
-	Unchecked Rule = "check-failed"
+	// CheckFailed: a plugin's own check of the database failed.
+	CheckFailed Rule = "check-failed"
 	// Died: a process ended that nobody ended.
 	Died Rule = "process-died"
 )
@@ -253,7 +253,7 @@ func (c *checker) around() {
 		case Checked:
 			if e.Reason != "" {
 				c.verdict.Violations = append(c.verdict.Violations, Violation{
-					Rule: Unchecked, Text: fmt.Sprintf("plugin %s: %s", e.What, e.Reason), Events: []Event{e},
+					Rule: CheckFailed, Text: fmt.Sprintf("plugin %s: %s", e.What, e.Reason), Events: []Event{e},
 				})
 			}
 		case Process:

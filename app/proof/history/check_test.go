@@ -128,6 +128,7 @@ func TestEachBrokenPromiseIsNamed(t *testing.T) {
 			return without(events, func(e history.Event) bool { return e.Kind == history.Parked })
 		}},
 		{history.Repeated, "a letter that was sent again for no reason", more(history.Event{Kind: history.Letter, Scope: "s/mail", Key: "k-out", UUID: "m"})},
+		{history.CheckFailed, "a plugin that finds its tables wrong", more(history.Event{Kind: history.Checked, What: "seats", Reason: "3 seats, want 2"})},
 		{history.Died, "a process that died", more(history.Event{Kind: history.Process, Replica: "a", What: "died", Reason: "exit status 2"})},
 	} {
 		t.Run(string(c.rule)+": "+c.name, func(t *testing.T) {
@@ -137,6 +138,37 @@ func TestEachBrokenPromiseIsNamed(t *testing.T) {
 			require.Equal(t, c.rule, v.Violations[0].Rule)
 		})
 	}
+}
+
+// Where effects do not say what has to be published, what the relay published has to be handled, and to be the same in every copy.
+func TestAnOpenPlanTakesOutputsAsTheyCome(t *testing.T) {
+	open := func(more ...history.Event) history.Verdict {
+		p := history.Plan{Open: true, Bindings: []history.Binding{{Name: "pay", Scope: "s/pay", Topic: "in"}, {Name: "note", Scope: "s/note", Topic: "out"}}}
+		v, err := history.Check(with([]history.Event{
+			{Kind: history.Planned, Plan: &p},
+			{Kind: history.Confirmed, Topic: "in", Key: "k"},
+			{Kind: history.Emitted, Topic: "out", Key: "k-out", UUID: "u-out", Print: "q"},
+			{Kind: history.KeyState, Scope: "s/pay", Key: "k", What: "completed"},
+			{Kind: history.Checked, What: "seats", Count: 1},
+			{Kind: history.Ended},
+		}, more...))
+		require.NoError(t, err)
+		return v
+	}
+	handled := history.Event{Kind: history.KeyState, Scope: "s/note", Key: "k-out", What: "completed"}
+	v := open(handled, history.Event{Kind: history.Emitted, Topic: "elsewhere", Key: "x", UUID: "x"})
+	require.True(t, v.Holds(), "%+v", v.Violations)
+	require.Equal(t, 2, v.Keys)
+	require.Equal(t, 2, v.Effects)
+
+	v = open()
+	require.Len(t, v.Violations, 1)
+	require.Equal(t, history.Unhandled, v.Violations[0].Rule)
+	require.Equal(t, "s/note", v.Violations[0].Scope)
+
+	v = open(handled, history.Event{Kind: history.Emitted, Topic: "out", Key: "k-out", UUID: "u-out", Print: "other"})
+	require.Len(t, v.Violations, 1)
+	require.Equal(t, history.Identity, v.Violations[0].Rule)
 }
 
 // What the declared policy allows is no violation, and is counted.
