@@ -25,8 +25,10 @@ port() {
 	printf -v "$variable" %s "$value"
 	export "${variable?}" # for docker/compose.yaml
 	PORT_VARIABLES+=" $SERVICE.$variable"
+	PORTS+=" $value "
 }
 PORT_VARIABLES=''
+PORTS='' # that are decided
 
 # save_ports SERVICE keeps its ports for later calls.
 save_ports() {
@@ -41,11 +43,12 @@ save_ports() {
 # remove_ports SERVICE forgets them.
 remove_ports() { rm -f "$DATA_DIR/ports/$1".*; }
 
-# free_port prints a port below the ephemeral range on which nobody answers.
+# free_port prints a port below the ephemeral range on which nobody answers, and that no other server here is to have.
 free_port() {
 	local candidate
 	while true; do
 		candidate=$((20000 + RANDOM % 12000))
+		[[ $PORTS != *" $candidate "* ]] || continue
 		port_taken "$candidate" || break
 	done
 	echo "$candidate"
