@@ -42,7 +42,18 @@ func (s *Store) Acquire(ctx context.Context, owner string, claims []keystore.Cla
 	return verdicts, nil
 }
 
+// acquire asks again where the lease that was in the way has ended before it could be looked at.
 func (s *Store) acquire(ctx context.Context, owner string, c keystore.Claim, lease time.Duration) (keystore.Verdict, error) {
+	for {
+		v, err := s.attempt(ctx, owner, c, lease)
+		if err != nil || v.Outcome != keystore.Busy || v.Record.State == keystore.InProgress {
+			return v, err
+		}
+	}
+}
+
+// attempt acquires a key, and looks at one that it does not get.
+func (s *Store) attempt(ctx context.Context, owner string, c keystore.Claim, lease time.Duration) (keystore.Verdict, error) {
 	answer, err := s.run(ctx, s.scripts.acquire, c.ID, c.Fingerprint, c.Epoch, owner, rand.Text(), lease.Microseconds()).Result()
 	if err != nil {
 		return keystore.Verdict{}, err

@@ -1,6 +1,7 @@
 package keystoretest
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -29,6 +30,7 @@ var elsewhereTests = []struct {
 	{"AnotherEpochIsAbsent", elsewhereEpoch},
 	{"CompletedForItsRetention", elsewhereRetention},
 	{"ResultTooLarge", elsewhereTooLarge},
+	{"BusyNamesItsHolder", elsewhereBusy},
 }
 
 // RunElsewhere runs the whole suite of a store elsewhere: its leases and its hints. newHarness is called once for each test.
@@ -171,4 +173,35 @@ func elsewhereTooLarge(t *testing.T, h ElsewhereHarness) {
 	require.ErrorIs(t, h.Store.Complete(t.Context(), []keystore.Completion{large}), keystore.ErrResultTooLarge)
 	require.ErrorIs(t, h.Store.Note(t.Context(), []keystore.Completion{large}), keystore.ErrResultTooLarge)
 	require.NoError(t, h.Store.Renew(t.Context(), v.Record.ID, v.Token, long))
+}
+
+// A lease is taken and released all the time: who is told that the key is busy is told whose it is, and not of a key that has become free meanwhile.
+func elsewhereBusy(t *testing.T, h ElsewhereHarness) {
+	ctx, stop := context.WithTimeout(t.Context(), time.Second)
+	defer stop()
+	other := h.Reopen(t)
+	ended := make(chan error, 1)
+	go func() {
+		for ctx.Err() == nil {
+			verdicts, err := other.Acquire(t.Context(), "other", []keystore.Claim{in("e1", "a")}, long)
+			if err == nil && verdicts[0].Outcome == keystore.Fresh {
+				err = other.Release(t.Context(), verdicts[0].Record.ID, verdicts[0].Token)
+			}
+			if err != nil {
+				ended <- err
+				return
+			}
+		}
+		ended <- nil
+	}()
+	for ctx.Err() == nil {
+		v := acquire(t, h.Store, "one", in("e1", "a"), long)
+		if v.Outcome == keystore.Busy {
+			require.Equal(t, "other", v.Record.Owner)
+			continue
+		}
+		require.Equal(t, keystore.Fresh, v.Outcome)
+		require.NoError(t, h.Store.Release(t.Context(), v.Record.ID, v.Token))
+	}
+	require.NoError(t, <-ended)
 }
