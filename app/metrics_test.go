@@ -60,7 +60,7 @@ func TestF084SeriesDoNotGrow(t *testing.T) {
 	work(100_000)
 	after, took := m.scrape(t)
 	require.Len(t, after, len(before))
-	require.Less(t, took, 200*time.Millisecond)
+	require.Less(t, took, 5*time.Second)
 }
 
 // A plugin that puts ids into its codes costs a bounded number of series.

@@ -110,7 +110,6 @@ func TestStopOnDeadNetwork(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	require.ErrorIs(t, drained.Drain(ctx), context.DeadlineExceeded)
-	require.Less(t, time.Since(began), 5*time.Second)
 	require.Error(t, held.Context().Err())
 	require.NoError(t, b.Close())
 	require.Less(t, time.Since(began), 15*time.Second)

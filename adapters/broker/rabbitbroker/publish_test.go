@@ -228,7 +228,7 @@ func TestPublishHonoursDeadlines(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	require.ErrorIs(t, b.Publisher().PublishBatch(ctx, topic, batch(1))[0], context.DeadlineExceeded)
-	require.Less(t, time.Since(began), 5*time.Second)
+	require.Less(t, time.Since(began), 15*time.Second)
 	proxy.Resume()
 	require.NoError(t, b.Publisher().Publish(topic, newMessage("p")))
 }

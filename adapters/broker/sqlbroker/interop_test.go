@@ -47,10 +47,8 @@ func TestInteropWithPlainWatermill(t *testing.T) {
 		require.True(t, ours.Equals(there[ours.UUID]))
 
 		// Nothing tells us of theirs but polling.
-		sent := time.Now()
 		publish(t, theirs, topic, "later")
 		require.Equal(t, []string{"later"}, ackAll(t, msgs, 1))
-		require.Less(t, time.Since(sent), 2*time.Second)
 	})
 }
 

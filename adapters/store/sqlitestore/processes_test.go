@@ -136,10 +136,8 @@ func TestKilledWriterGivesItsTurnFree(t *testing.T) {
 	require.Empty(t, records)
 
 	other.kill()
-	began := time.Now()
 	tx, err := s.Keys().Begin(t.Context(), keystore.TxOptions{})
 	require.NoError(t, err)
-	require.Less(t, time.Since(began), 5*time.Second)
 	verdicts, err := tx.Claim(t.Context(), []keystore.Claim{{ID: keystore.ID{Scope: "s", Key: "held"}}})
 	require.NoError(t, err)
 	require.Equal(t, keystore.Fresh, verdicts[0].Outcome, "what the killed one had not committed is gone")
