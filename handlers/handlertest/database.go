@@ -29,7 +29,7 @@ type database interface {
 	// address says where it is, to a process that opens it with at.
 	address() address
 	at(a address) database
-	// tables is a query for the names of all tables.
+	// tables is a query for the names of all tables, as they are quoted in a query.
 	tables() string
 }
 
@@ -85,5 +85,5 @@ func (f *sqliteFile) at(a address) database {
 }
 
 func (f *sqliteFile) tables() string {
-	return `SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY name`
+	return `SELECT '"' || name || '"' FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY name`
 }

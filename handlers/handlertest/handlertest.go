@@ -1,5 +1,5 @@
 // Package handlertest tests a plugin's handlers from an ordinary go test, with nothing installed: through the real engine, on a
-// SQLite file of the test's own (or on PostgreSQL, see OnPostgres). A message is delivered once, twice, to two replicas at the same moment, or again
+// SQLite file of the test's own (or on a server, see OnPostgres and OnMySQL). A message is delivered once, twice, to two replicas at the same moment, or again
 // and again with each step of its way broken in each way, and the test says which rows, messages and dead letters it wants to see.
 //
 //	func TestRisk(t *testing.T) {

@@ -2,11 +2,9 @@ package handlertest
 
 import (
 	"context"
-	"crypto/rand"
 	"fmt"
 	"log/slog"
 	"net/url"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -40,11 +38,7 @@ CREATE FUNCTION handlertest.clock_timestamp() RETURNS timestamptz LANGUAGE sql V
 
 func newPostgres(t testing.TB, server string) database {
 	t.Helper()
-	family := ordersOf(t).Where.Family
-	if family == "" {
-		family = "handlertest_" + strings.ToLower(rand.Text()[:12])
-		t.Cleanup(func() { dropFamily(t, server, family) })
-	}
+	family := familyOf(t, func(family string) { dropFamily(t, server, family) })
 	p := createPostgres(t, server, family, "")
 	if err := p.exec(t.Context(), p.url("clock"), postgresClock); err != nil {
 		t.Fatalf("handlertest: the clock of database %s: %v", p.name, err)
@@ -55,7 +49,7 @@ func newPostgres(t testing.TB, server string) database {
 // createPostgres makes a database from a template ("" is the server's), and drops it when t ends.
 func createPostgres(t testing.TB, server, family, template string) *postgresDatabase {
 	t.Helper()
-	p := &postgresDatabase{server: server, family: family, name: family + "_" + strings.ToLower(rand.Text()[:12])}
+	p := &postgresDatabase{server: server, family: family, name: memberOf(family)}
 	create := "CREATE DATABASE " + p.name
 	if template != "" {
 		create += " TEMPLATE " + template
@@ -165,5 +159,5 @@ func (p *postgresDatabase) at(a address) database {
 }
 
 func (p *postgresDatabase) tables() string {
-	return `SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY tablename`
+	return `SELECT quote_ident(tablename) FROM pg_tables WHERE schemaname = 'public' ORDER BY tablename`
 }

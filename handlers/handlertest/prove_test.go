@@ -1,11 +1,15 @@
 package handlertest_test
 
 import (
+	"context"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/jmoiron/sqlx"
 	"github.com/stretchr/testify/require"
 
+	"github.com/oncemill/oncemill/handlers"
 	"github.com/oncemill/oncemill/handlers/handlertest"
 	"github.com/oncemill/oncemill/handlers/payments"
 	"github.com/oncemill/oncemill/internal/testenv"
@@ -18,20 +22,37 @@ func TestProve(t *testing.T) {
 // Payments on a server, where rivals really run at the same time and connections really break.
 func TestPaymentsOnPostgres(t *testing.T) {
 	server := testenv.PostgresServer(t)
-	before := proofDatabases(t, server)
-	t.Run("proof", func(t *testing.T) {
-		provePayments(handlertest.New(t, payments.Plugin(), nil, handlertest.OnPostgres(server)))
-	})
-	require.Subset(t, before, proofDatabases(t, server), "also killed processes leave nothing")
+	onServer(t, handlertest.OnPostgres(server), "pgx", server, `SELECT datname FROM pg_database`)
 }
 
-func proofDatabases(t *testing.T, server string) (names []string) {
+func TestPaymentsOnMySQL(t *testing.T) {
+	server := testenv.MySQL(t).DSN
+	onServer(t, handlertest.OnMySQL(server), "mysql", server, `SHOW DATABASES`)
+}
+
+// onServer proves payments, and that also killed processes leave no databases there.
+func onServer(t *testing.T, place handlertest.Option, driver, server, databases string) {
 	t.Helper()
-	db, err := sqlx.Open("pgx", server)
+	db, err := sqlx.Open(driver, server)
 	require.NoError(t, err)
 	defer db.Close()
-	require.NoError(t, db.Select(&names, `SELECT datname FROM pg_database WHERE starts_with(datname, 'handlertest_')`))
-	return names
+	ours := func() (names []string) {
+		require.NoError(t, db.Select(&names, databases))
+		return slices.DeleteFunc(names, func(name string) bool { return !strings.HasPrefix(name, "handlertest_") })
+	}
+	before := ours()
+	t.Run("proof", func(t *testing.T) { provePayments(handlertest.New(t, payments.Plugin(), nil, place)) })
+	require.Subset(t, before, ours())
+}
+
+func TestViewsOnMySQLAreRefused(t *testing.T) {
+	k := handlertest.New(t, handlers.Plugin{Name: "shop", Open: handlers.Open(func(_ struct{}, b *handlers.Bindings) error {
+		b.On("orders.placed", handlers.JSON(func(context.Context, handlers.Tx, order) (any, error) { return nil, nil }))
+		return nil
+	})}, nil, handlertest.OnMySQL(testenv.MySQL(t).DSN))
+	k.Exec(`CREATE VIEW nothing AS SELECT 1 AS one`)
+	said, _ := k.Shortest(handlertest.Kinds(), func(*handlertest.Kit) {}, placed)
+	require.Contains(t, said, "there are views or routines")
 }
 
 func provePayments(k *handlertest.Kit) {

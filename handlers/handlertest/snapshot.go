@@ -1,7 +1,6 @@
 package handlertest
 
 import (
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -24,7 +23,7 @@ func (k *Kit) snapshot() map[string]string {
 
 func (k *Kit) content(table string) string {
 	k.t.Helper()
-	rows, err := k.DB().QueryxContext(k.t.Context(), fmt.Sprintf("SELECT * FROM %q", table))
+	rows, err := k.DB().QueryxContext(k.t.Context(), "SELECT * FROM "+table)
 	if err != nil {
 		k.t.Fatalf("handlertest: reading table %s: %v", table, err)
 	}

@@ -28,6 +28,9 @@ type Config struct {
 	MaxOpen int `yaml:"max_open"`
 	// LockTimeout bounds each wait for a rival's lock, in whole seconds: a fraction counts as one. Defaults to 3s.
 	LockTimeout time.Duration `yaml:"lock_timeout"`
+
+	// Clock replaces the server's clock in tests: an expression that is a UTC time, a datetime(6).
+	Clock string `yaml:"-"`
 }
 
 const defaultMaxOpen = 16

@@ -8,7 +8,9 @@ import (
 )
 
 // dialect is MySQL and MariaDB.
-type dialect struct{}
+type dialect struct {
+	clock string // an expression
+}
 
 var (
 	_ sqlcore.Dialect   = dialect{}
@@ -17,31 +19,35 @@ var (
 
 func (dialect) Name() string { return "mysql" }
 
-func (dialect) Bind(s *sqlcore.Stmt) (string, []any) { return sqlcore.Spell(spelling{}, s) }
+func (d dialect) Bind(s *sqlcore.Stmt) (string, []any) { return sqlcore.Spell(spelling{d.clock}, s) }
 
 func (dialect) Rephrase(s *sqlcore.Stmt) []*sqlcore.Stmt { return sqlcore.ForMySQL(s) }
 
-type spelling struct{}
+type spelling struct {
+	clock string
+}
 
 var _ sqlcore.Spelling = spelling{}
 
 func (spelling) Placeholder(int) string { return "?" }
 
-// The clock is the server's at the begin of the statement, in UTC whatever the time zone of the session.
-const now = "utc_timestamp(6)"
+// serverClock is the server's time at the begin of the statement, in UTC whatever the time zone of the session.
+const serverClock = "utc_timestamp(6)"
 
 // FOR UPDATE and LOCK IN SHARE MODE name no table: MariaDB cannot, and where a query of ours locks it reads one table, or
 // one and rows of arguments.
 var words = map[string]string{
-	"now": now, "clock": now, "true": "true", "false": "false", "empty": "''", "json": "",
+	"true": "true", "false": "false", "empty": "''", "json": "",
 	"server": "concat(@@hostname, '/', @@port, '/', @@server_id)", // MariaDB has no server_uuid
 	"lock":   "FOR UPDATE", "share": "LOCK IN SHARE MODE", "skip": "FOR UPDATE SKIP LOCKED",
 }
 
-func (spelling) Word(name, arg string) (string, bool) {
+func (sp spelling) Word(name, arg string) (string, bool) {
 	switch name {
+	case "now", "clock":
+		return sp.clock, true
 	case "at":
-		return "(" + now + " + INTERVAL " + arg + " MICROSECOND)", true
+		return "(" + sp.clock + " + INTERVAL " + arg + " MICROSECOND)", true
 	case "ident":
 		return "CONCAT(_binary'k', " + arg + ")", true
 	}
@@ -49,8 +55,8 @@ func (spelling) Word(name, arg string) (string, bool) {
 	return w, ok
 }
 
-func (spelling) Later(w *sqlcore.Text, d sqlcore.Later) {
-	w.Raw("(" + now + " + INTERVAL ")
+func (sp spelling) Later(w *sqlcore.Text, d sqlcore.Later) {
+	w.Raw("(" + sp.clock + " + INTERVAL ")
 	w.Arg(d)
 	w.Raw(" MICROSECOND)")
 }

@@ -22,6 +22,7 @@
 package mysqlstore
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -104,7 +105,7 @@ func Open(ctx context.Context, c Config, opts store.Options) (*Store, error) {
 	s.db.SetMaxOpenConns(open)
 	s.db.SetMaxIdleConns(open)
 	s.db.SetConnMaxIdleTime(5 * time.Minute)
-	s.core = sqlcore.New(dialect{}, newSender(s.db, c), sqlcore.Options{
+	s.core = sqlcore.New(c.dialect(), newSender(s.db, c), sqlcore.Options{
 		Capabilities: keystore.Capabilities{Transactional: true, Durable: true},
 		Outbox:       "`" + strings.ReplaceAll(cfg.DBName, "`", "``") + "`.outbox",
 	})
@@ -113,6 +114,8 @@ func Open(ctx context.Context, c Config, opts store.Options) (*Store, error) {
 	}
 	return s, nil
 }
+
+func (c Config) dialect() dialect { return dialect{cmp.Or(c.Clock, serverClock)} }
 
 func (c Config) lockWait() time.Duration {
 	if c.LockTimeout > 0 {

@@ -19,7 +19,7 @@ type sender struct {
 var _ sqlcore.Sender = (*sender)(nil)
 
 func newSender(db *sqlx.DB, c Config) *sender {
-	return &sender{cfg: c, Plain: sqlcore.Plain{Dialect: dialect{}, Writer: db, Reader: db, Options: isolation, Undone: undone}}
+	return &sender{cfg: c, Plain: sqlcore.Plain{Dialect: c.dialect(), Writer: db, Reader: db, Options: isolation, Undone: undone}}
 }
 
 // Begin implements sqlcore.Sender.
