@@ -25,11 +25,6 @@ func TestPaymentsOnPostgres(t *testing.T) {
 	onServer(t, handlertest.OnPostgres(server), "pgx", server, `SELECT datname FROM pg_database`)
 }
 
-func TestPaymentsOnMySQL(t *testing.T) {
-	server := testenv.MySQL(t).DSN
-	onServer(t, handlertest.OnMySQL(server), "mysql", server, `SHOW DATABASES`)
-}
-
 // onServer proves payments, and that also killed processes leave no databases there.
 func onServer(t *testing.T, place handlertest.Option, driver, server, databases string) {
 	t.Helper()

@@ -21,6 +21,11 @@ func onServers(t *testing.T, test func(t *testing.T, place handlertest.Option)) 
 	t.Run("mysql", func(t *testing.T) { test(t, handlertest.OnMySQL(testenv.MySQL(t).DSN)) })
 }
 
+func TestBuiltinPaymentsOnMySQL(t *testing.T) {
+	server := testenv.MySQL(t).DSN
+	onServer(t, handlertest.OnMySQL(server), "mysql", server, `SHOW DATABASES`)
+}
+
 // The journal's tables come with triggers.
 func TestBuiltinJournalOnServers(t *testing.T) {
 	onServers(t, func(t *testing.T, place handlertest.Option) {
