@@ -19,7 +19,7 @@ var (
 
 func (dialect) Name() string { return "mysql" }
 
-func (d dialect) Bind(s *sqlcore.Stmt) (string, []any) { return sqlcore.Spell(spelling{d.clock}, s) }
+func (d dialect) Bind(s *sqlcore.Stmt) (string, []any) { return sqlcore.Spell(spelling(d), s) }
 
 func (dialect) Rephrase(s *sqlcore.Stmt) []*sqlcore.Stmt { return sqlcore.ForMySQL(s) }
 
