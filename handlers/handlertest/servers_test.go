@@ -43,7 +43,7 @@ func TestMistakesOfHandlersAreCaughtOnServers(t *testing.T) {
 	onServers(t, func(t *testing.T, place handlertest.Option) {
 		said, tried := takenBy(t, place, true)
 		require.NotEmpty(t, said, "%d schedules found nothing", tried)
-		require.NotContains(t, said, "without a fault")
+		require.Greater(t, tried, 1, "it holds where the handler does not run twice:\n%s", said)
 		t.Logf("caught by schedule %d:\n%s", tried, said)
 
 		said, _ = takenBy(t, place, false)
@@ -65,12 +65,13 @@ func takenBy(t *testing.T, place handlertest.Option, remembers bool) (said strin
 		}))
 		return nil
 	})}, nil, place)
-	// References, numbers of its own and what the database computes stay as they are in a copy.
+	// References and what the database computes stay as they are in a copy.
 	k.Exec(`CREATE TABLE shelves (shelf varchar(20) PRIMARY KEY)`)
 	k.Exec(`CREATE TABLE taken (n int NOT NULL, twice int GENERATED ALWAYS AS (2 * n) STORED, shelf varchar(20), ` +
 		`CONSTRAINT taken_shelf FOREIGN KEY (shelf) REFERENCES shelves (shelf))`)
 	k.Exec(`INSERT INTO shelves VALUES ('a')`)
 	return k.Shortest(handlertest.Kinds(), func(k *handlertest.Kit) {
+		seen.Clear() // the next schedule is another process
 		k.WantRow(`SELECT count(*), min(twice) FROM taken`, 1, 2)
 		k.WantQuiet()
 	}, placed)
